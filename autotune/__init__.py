@@ -9,36 +9,46 @@ import importlib
 import warnings
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from autotune.applied import Applied as Applied
-    from autotune.applied import load_profile as load_profile
-    from autotune.errors import AutotuneError as AutotuneError
-    from autotune.tuning import Study as Study
-    from autotune.tuning import open_study as open_study
-    from autotune.tuning import resume as resume
-    from autotune.tuning import tune as tune
-    from autotune.workload import Context as Context
-    from autotune.workload import Workload as Workload
-    from autotune.workload import knob as knob
+from autotune.base.version import __version__ as __version__
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from autotune.base.records import Goal as Goal
+    from autotune.base.records import Measurement as Measurement
+    from autotune.base.records import NotScored as NotScored
+    from autotune.training.applied import Applied as Applied
+    from autotune.training.applied import load_profile as load_profile
+    from autotune.base.errors import AutotuneError as AutotuneError
+    from autotune.search.tuning import Study as Study
+    from autotune.search.tuning import open_study as open_study
+    from autotune.search.tuning import resume as resume
+    from autotune.search.tuning import tune as tune
+    from autotune.workload.contract import Context as Context
+    from autotune.workload.contract import Workload as Workload
+    from autotune.workload.contract import knob as knob
+
 
 _HOMES = {
-    "Applied": "autotune.applied",
-    "AutotuneError": "autotune.errors",
-    "Context": "autotune.workload",
-    "Workload": "autotune.workload",
-    "knob": "autotune.workload",
-    "load_profile": "autotune.applied",
-    "open_study": "autotune.tuning",
-    "resume": "autotune.tuning",
-    "Study": "autotune.tuning",
-    "tune": "autotune.tuning",
+    "Applied": "autotune.training.applied",
+    "AutotuneError": "autotune.base.errors",
+    "Goal": "autotune.base.records",
+    "Measurement": "autotune.base.records",
+    "NotScored": "autotune.base.records",
+    "Context": "autotune.workload.contract",
+    "Workload": "autotune.workload.contract",
+    "knob": "autotune.workload.contract",
+    "load_profile": "autotune.training.applied",
+    "open_study": "autotune.search.tuning",
+    "resume": "autotune.search.tuning",
+    "Study": "autotune.search.tuning",
+    "tune": "autotune.search.tuning",
 }
 __all__ = [
     "Applied",
     "AutotuneError",
     "Context",
+    "Goal",
+    "Measurement",
+    "NotScored",
     "Study",
     "Workload",
     "__version__",

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from autotune import stats
 from autotune.knobs import spell
-from autotune.parsing import duration_s
-from autotune.records import Config, LaunchKind, Value
+from autotune.base.parsing import duration_s
+from autotune.base.records import Config, LaunchKind, Value
 from autotune.space import Space, canonical, key
 from autotune.study.launches import LaunchConditions
 from benchmarks.designs import GRID

@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 
 from autotune import stats
-from autotune.clock import SystemClock
+from autotune.base.clock import SystemClock
 from autotune.launcher import ProcessLauncher
 from autotune.machine.host import read_host
 from autotune.study.plans import BUSY_FRACTION, plan_for

@@ -8,8 +8,8 @@ from itertools import product
 
 from pydantic import Field
 
-from autotune.records import Config, HeatPlan, Record, Side, Value
-from autotune.replay import PARTS
+from autotune.base.records import Config, HeatPlan, Record, Side, Value
+from autotune.search.replay import PARTS
 from autotune.space import canonical, device_part, is_loaders, key, why_apart
 from autotune.study.plans import turn_s_for
 

@@ -32,10 +32,10 @@ from itertools import product
 from pathlib import Path
 from statistics import median
 
-from autotune.errors import AutotuneError
+from autotune.base.errors import AutotuneError
 from autotune.machine.cores import parse_cores
-from autotune.parsing import duration_s
-from autotune.replay.run import replay
+from autotune.base.parsing import duration_s
+from autotune.search.replay.run import replay
 from autotune.samplers import SAMPLERS
 from benchmarks.search import Run, judged, thresholds, throughput_scorer
 from benchmarks.standins import open_surface

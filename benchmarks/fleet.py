@@ -19,7 +19,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from statistics import fmean, median, stdev
 
-from autotune.parsing import duration_s, duration_text
+from autotune.base.parsing import duration_s, duration_text
 from autotune.stats.student import t_quantile
 from benchmarks.fleet_limits import limits
 from benchmarks.fleet_week import HOUR_S, POLICIES, SURFACES, Assumptions, Fleet, Library, replayed

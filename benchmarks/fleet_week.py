@@ -13,8 +13,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from autotune.replay import read_surface
-from autotune.replay.run import replay
+from autotune.search.replay import read_surface
+from autotune.search.replay.run import replay
 from benchmarks.search import throughput_scorer
 
 _RECORDED = Path(__file__).parent / "recorded"

@@ -25,11 +25,11 @@ from torch.nn import functional as F
 
 from autotune.child.beats import Beats
 from autotune.child.train_check import changed_fraction, take_steps, trainable
-from autotune.clock import SystemClock
-from autotune.records import Config, DataRef, Phase, TrainCheck
-from autotune.training import build
-from autotune.verify.judgements import judge
-from autotune.workload import Context
+from autotune.base.clock import SystemClock
+from autotune.base.records import Config, DataRef, Phase, TrainCheck
+from autotune.training.step import build
+from autotune.search.verify.judgements import judge
+from autotune.workload.contract import Context
 from benchmarks.tables import ResultTable
 
 STEPS, BATCHES = 24, 4

@@ -9,9 +9,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from autotune.formatting import describe
-from autotune.layout import StudyFiles
-from autotune.records import HeatEntrant, StudyHeat, TrialStatus
+from autotune.space.formatting import describe
+from autotune.base.layout import StudyFiles
+from autotune.base.records import HeatEntrant, StudyHeat, TrialStatus
 from autotune.study.reading import read_heats, read_trials
 from benchmarks.curves import drawing
 

@@ -25,11 +25,11 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from autotune import stats
-from autotune.catalog import find_workload
-from autotune.clock import SystemClock
+from autotune.workload.catalog import find_workload
+from autotune.base.clock import SystemClock
 from autotune.launcher import ProcessLauncher
 from autotune.machine.host import read_host
-from autotune.records import (
+from autotune.base.records import (
     Config,
     DataRef,
     Heat,

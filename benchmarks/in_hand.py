@@ -29,8 +29,8 @@ from pathlib import Path
 from statistics import median
 
 from autotune import stats
-from autotune.layout import StudyFiles
-from autotune.records import Config, LaunchKind, TrialStatus
+from autotune.base.layout import StudyFiles
+from autotune.base.records import Config, LaunchKind, TrialStatus
 from autotune.space import key
 from autotune.study.reading import read_heats, read_trials
 from benchmarks.against_grid import told

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from autotune.catalog import find_workload
+from autotune.workload.catalog import find_workload
 from autotune.launcher import Launcher
-from autotune.records import Measurement, TrialResult, TrialSpec, Value, WorkloadRef
+from autotune.base.records import Measurement, TrialResult, TrialSpec, Value, WorkloadRef
 
 WORKLOADS = Path(__file__).with_name("workloads")
 

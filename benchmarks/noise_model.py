@@ -15,7 +15,7 @@ from itertools import pairwise
 from statistics import mean, median, pstdev
 
 from autotune import stats
-from autotune.records import Window
+from autotune.base.records import Window
 from benchmarks.recording import RecordedLaunch
 
 #: Maximum lag for estimating the drift; launches further apart tell little about it.

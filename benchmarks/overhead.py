@@ -21,17 +21,17 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from autotune.catalog import find_workload
-from autotune.clock import SystemClock, timestamp
-from autotune.data.sets import ensure_generated, synthetic
-from autotune.errors import AutotuneError
+from autotune.workload.catalog import find_workload
+from autotune.base.clock import SystemClock, timestamp
+from autotune.workload.data.sets import ensure_generated, synthetic
+from autotune.base.errors import AutotuneError
 from autotune.launcher import ProcessLauncher
 from autotune.machine.gpu import gpus
 from autotune.machine.host import read_host
-from autotune.observer import Silent
-from autotune.records import DataRef, LaunchKind, MeasurePlan, StudySpec, TrialResult, TrialSpec, Value
+from autotune.base.observer import Silent
+from autotune.base.records import DataRef, LaunchKind, MeasurePlan, StudySpec, TrialResult, TrialSpec, Value
 from autotune.search import Environment, search
-from autotune.testing import FakeClock, Play, ScriptedLauncher, make_probe
+from tests.support import FakeClock, Play, ScriptedLauncher, make_probe
 from benchmarks.launching import measurement_of, plain_config, workload
 from benchmarks.proposing import gpu_space, proposal_s
 from benchmarks.spawning import Forked, fixed_s, in_turns, ratios, spawned

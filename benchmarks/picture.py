@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from autotune.catalog import find_objective
-from autotune.records import LaunchKind, Trial, Value
-from autotune.replay import Surface
-from autotune.replay.run import replay
+from autotune.workload.catalog import find_objective
+from autotune.base.records import LaunchKind, Trial, Value
+from autotune.search.replay import Surface
+from autotune.search.replay.run import replay
 from autotune.samplers.auto.fitted import Fitted
 from autotune.samplers.auto.posterior import observation
 from autotune.samplers.auto.rates import RateModel
-from autotune.scoring import Scorer
+from autotune.workload.scoring import Scorer
 from autotune.space import canonical, device_part, key, loader_part
 from benchmarks.curves import drawing
 from benchmarks.standins import open_surface

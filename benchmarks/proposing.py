@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import optuna
 
-from autotune.records import Config, Phase, Trial, TrialResult, TrialStatus
+from autotune.base.records import Config, Phase, Trial, TrialResult, TrialStatus
 from autotune.samplers import AutoSampler
 from autotune.samplers.translate import RECORD, distributions
 from autotune.space import Space, SpaceRequest, build_space, canonical, key
-from autotune.testing import make_host, make_measurement, make_probe
+from tests.support import make_host, make_measurement, make_probe
 
 
 def gpu_space() -> Space:

@@ -26,9 +26,9 @@ from itertools import product
 from pathlib import Path
 
 from autotune import stats
-from autotune.errors import NoVerdictError
+from autotune.base.errors import NoVerdictError
 from autotune.knobs import spell
-from autotune.records import Config, Value
+from autotune.base.records import Config, Value
 from autotune.space import canonical, key
 from benchmarks.tables import ResultTable, met
 

@@ -24,11 +24,11 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from autotune import stats
-from autotune.catalog import find_workload
-from autotune.data import sets
+from autotune.workload.catalog import find_workload
+from autotune.workload.data import sets
 from autotune.machine.host import read_host
 from autotune.profile import Profile, read
-from autotune.records import DataRef
+from autotune.base.records import DataRef
 from autotune.search.request import model_of
 from autotune.space import environment
 from autotune.stats import PRIORS
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from autotune.workload import Context, Workload
+    from autotune.workload.contract import Context, Workload
 
 #: Of the promise, what is to be reached.
 GOAL = 0.97
@@ -110,9 +110,10 @@ def train(way: str, path: Path, snippet: Path | None, data: str | None, seconds:
     # Importing it sets what concerns the process, before anything else does.
     module = _imported(snippet) if way == SNIPPET and snippet else None
 
-    from autotune import training, workload
-    from autotune.applied import Applied
-    from autotune.workload import Context
+    from autotune.training import step as training
+    from autotune.workload import contract as workload
+    from autotune.training.applied import Applied
+    from autotune.workload.contract import Context
 
     profile = read(path)
     applied = Applied(profile)

@@ -14,9 +14,9 @@ from pydantic import ValidationError
 
 from autotune.launcher import Launcher
 from autotune.machine.host import read_host
-from autotune.records import DataRef, LaunchKind, Measurement, MeasurePlan, Record, TrialSpec, TrialStatus, Window
+from autotune.base.records import DataRef, LaunchKind, Measurement, MeasurePlan, Record, TrialSpec, TrialStatus, Window
 from autotune.stats import Rate
-from autotune.testing import make_measurement
+from tests.support import make_measurement
 from benchmarks.launching import plain_config, run, workload
 from benchmarks.tables import machine
 

@@ -1,6 +1,6 @@
 """Searches in virtual time, with launches drawn from a recording of equal launches and a planted slowdown.
 
-The verification is autotune's own (`autotune.verify.prove`). A search uses launches that were recorded consecutively (a
+The verification is autotune's own (`autotune.search.verify.prove`). A search uses launches that were recorded consecutively (a
 block bootstrap: Künsch, "The jackknife and the bootstrap for general stationary observations", Annals of Statistics 17,
 1989), so that drift and slow periods are preserved.
 """
@@ -15,18 +15,18 @@ from pathlib import Path
 from statistics import median
 
 from autotune import stats
-from autotune.catalog import find_objective
-from autotune.layout import StudyFiles
-from autotune.observer import Silent
-from autotune.records import DataRef, Goal, LaunchKind, Measurement, Trial, TrialSpec, WorkloadRef
-from autotune.scoring import Scorer
-from autotune.scoring.__main__ import load, score
+from autotune.workload.catalog import find_objective
+from autotune.base.layout import StudyFiles
+from autotune.base.observer import Silent
+from autotune.base.records import DataRef, Goal, LaunchKind, Measurement, Trial, TrialSpec, WorkloadRef
+from autotune.workload.scoring import Scorer
+from autotune.workload.scoring.__main__ import load, score
 from autotune.space import Space, SpaceRequest, build_space
 from autotune.study.budget import Budget
 from autotune.study.launches import LaunchConditions, Launches
 from autotune.study.running import once
-from autotune.testing import FakeClock, Play, ScriptedLauncher, make_host, make_probe
-from autotune.verify import Contest, Final, Proof, prove
+from tests.support import FakeClock, Play, ScriptedLauncher, make_host, make_probe
+from autotune.search.verify import Contest, Final, Proof, prove
 from benchmarks.launching import plain_config
 from benchmarks.recording import RecordedLaunch
 

@@ -25,14 +25,14 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 
-from autotune.catalog import find_objective
-from autotune.errors import AutotuneError
-from autotune.parsing import duration_s
-from autotune.records import Phase, TrialStatus
-from autotune.replay import Row, Surface
-from autotune.replay.run import Replayed, replay
+from autotune.workload.catalog import find_objective
+from autotune.base.errors import AutotuneError
+from autotune.base.parsing import duration_s
+from autotune.base.records import Phase, TrialStatus
+from autotune.search.replay import Row, Surface
+from autotune.search.replay.run import Replayed, replay
 from autotune.samplers import SAMPLERS
-from autotune.scoring import Scorer
+from autotune.workload.scoring import Scorer
 from autotune.space import device_part, key
 from benchmarks.curves import plot
 from benchmarks.standins import open_surface

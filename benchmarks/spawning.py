@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from autotune.launcher import Launcher
 from autotune.launcher.folder import open_folder
-from autotune.records import TrialResult, TrialSpec
+from autotune.base.records import TrialResult, TrialSpec
 from benchmarks.launching import measurement_of, run
 from benchmarks.tables import seconds
 

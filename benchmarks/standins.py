@@ -25,8 +25,8 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from autotune.records import Config, MeasurePlan, TrialStatus, Value
-from autotune.replay import Heading, Row, Surface, read_surface
+from autotune.base.records import Config, MeasurePlan, TrialStatus, Value
+from autotune.search.replay import Heading, Row, Surface, read_surface
 from autotune.samplers.auto.memory import HEADROOM
 from autotune.space import Choice, Space, canonical, key
 from benchmarks.truth import Truth, truth_of

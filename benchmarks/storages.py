@@ -28,11 +28,11 @@ from itertools import product
 from pathlib import Path
 from statistics import median
 
-from autotune.clock import SystemClock
-from autotune.errors import AutotuneError
-from autotune.layout import STORAGE_URL, StudyFiles
-from autotune.parsing import duration_s
-from autotune.records import StudySpec, Trial, TrialResult, TrialSpec, TrialStatus
+from autotune.base.clock import SystemClock
+from autotune.base.errors import AutotuneError
+from autotune.base.layout import STORAGE_URL, StudyFiles
+from autotune.base.parsing import duration_s
+from autotune.base.records import StudySpec, Trial, TrialResult, TrialSpec, TrialStatus
 from autotune.space import Choice, Space
 from autotune.study.database import open_shared
 from autotune.study.history import History
@@ -40,7 +40,7 @@ from autotune.study.patience import Patience
 from autotune.study.shared import SharedDatabase, SharedStudy
 from autotune.study.storage_url import url_of_environment
 from autotune.study.tables import LaunchTables
-from autotune.testing import make_measurement, make_spec
+from tests.support import make_measurement, make_spec
 from benchmarks.tables import ResultTable, seconds
 
 BATCHES = tuple(2**n for n in range(3, 11))

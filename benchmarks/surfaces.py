@@ -7,7 +7,7 @@ DESIGN is the name of one in `benchmarks.designs`, or a JSON file with the same 
 twice, in random order, with a launch of the baseline before every tenth; then the device alone and the loader alone,
 once for each part of a configuration that they depend on; last, heats of the device and of the loader, in which nobody
 drops out. Each launch is appended as a line when it ends. A recording interrupted with Ctrl-C can be continued. Run
-nothing else meanwhile. See `autotune.replay.surface` for the format.
+nothing else meanwhile. See `autotune.search.replay.surface` for the format.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from statistics import fmean
 from pydantic import ValidationError
 
 from autotune import stats
-from autotune.clock import SystemClock, timestamp
-from autotune.errors import AutotuneError
-from autotune.files import write_atomic
+from autotune.base.clock import SystemClock, timestamp
+from autotune.base.errors import AutotuneError
+from autotune.base.files import write_atomic
 from autotune.knobs import spell
 from autotune.launcher import ProcessLauncher
-from autotune.layout import StudyFiles
+from autotune.base.layout import StudyFiles
 from autotune.machine.host import read_host
-from autotune.records import (
+from autotune.base.records import (
     Config,
     HeatPlan,
     LaunchKind,
@@ -46,7 +46,7 @@ from autotune.records import (
     TrialStatus,
     Value,
 )
-from autotune.replay import PARTS, Heading, Row, Surface, read_surface, row_of
+from autotune.search.replay import PARTS, Heading, Row, Surface, read_surface, row_of
 from autotune.search import Environment
 from autotune.search.environment import run_of
 from autotune.search.request import check_request

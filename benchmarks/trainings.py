@@ -13,10 +13,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from autotune.formatting import interval_text, rate_text, ratio_text
+from autotune.space.formatting import interval_text, rate_text, ratio_text
 from autotune.knobs import spell
-from autotune.layout import StudyFiles
-from autotune.records import Finding, KnobPart, Outcome, Standing
+from autotune.base.layout import StudyFiles
+from autotune.base.records import Finding, KnobPart, Outcome, Standing
 from autotune.report.sentences import bottleneck_of
 from benchmarks.tables import ResultTable
 

@@ -4,7 +4,7 @@ Of a training whose length is stated (`--epochs`, `--samples`), start-up and com
 million samples at the steady rate.
 """
 
-from autotune.records import Goal, Measurement
+from autotune import Goal, Measurement
 
 UNIT = "trainings per unit of money"
 FIGURE = "cost"

@@ -1,6 +1,6 @@
 """Samples per joule, by the energy counter of the card, or of the processors for a training on a CPU."""
 
-from autotune.records import Measurement, NotScored
+from autotune import Measurement, NotScored
 
 UNIT = "samples/J"
 FIGURE = "energy_per_sample"

@@ -4,7 +4,7 @@ so does reading it from files in no cache, where that was measured apart.
 For short trainings, where a compile mode that is fastest in the long run may never pay back.
 """
 
-from autotune.records import Goal, Measurement, NotScored
+from autotune import Goal, Measurement, NotScored
 
 UNIT = "epochs/h"
 

@@ -1,7 +1,7 @@
 """The least memory among the configurations that are about as fast as the fastest: for a card that others share, or
 that has more to hold than the training."""
 
-from autotune.records import Measurement, NotScored
+from autotune import Measurement, NotScored
 
 UNIT = "1/GiB"
 FIGURE = "peak_memory"

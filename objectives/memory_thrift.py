@@ -1,6 +1,6 @@
 """Samples per second for each GiB of peak device memory: for cards that are shared with others."""
 
-from autotune.records import Measurement, NotScored
+from autotune import Measurement, NotScored
 
 UNIT = "samples/s/GiB"
 

@@ -1,6 +1,6 @@
 """Samples per second, epoch turns weighed in: how fast a long training goes."""
 
-from autotune.records import Measurement
+from autotune import Measurement
 
 UNIT = "samples/s"
 #: The fastest wins.

@@ -4,7 +4,7 @@ Start-up and compilation count, so that a short training may be faster without c
 the rate of a first epoch was measured apart (`autotune rank` of a finished study), so does that.
 """
 
-from autotune.records import Goal, Measurement
+from autotune import Goal, Measurement
 
 UNIT = "trainings/day"
 FIGURE = "training_time"

@@ -17,13 +17,13 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 import autotune
-from autotune.clock import SystemClock
+from autotune.base.clock import SystemClock
 from autotune.launcher import ProcessLauncher
-from autotune.layout import LOCK_DIR, STATE_DIR
+from autotune.base.layout import LOCK_DIR, STATE_DIR
 from autotune.machine.gpu import NvmlUnavailable, gpus
 
 # Show the compared values in failures of the public suites, as in any test.
-pytest.register_assert_rewrite("autotune.testing.contract", "autotune.testing.daemon")
+pytest.register_assert_rewrite("tests.support.contract", "tests.support.daemon")
 
 
 #: Folders, files and classes of the tests that have the machine to themselves.

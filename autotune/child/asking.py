@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from autotune import entering
+from autotune.launcher import entering
 from autotune.child.beats import Beats
 from autotune.child.deliveries import DeliveryLog, refused_by
 from autotune.child.probe import compiler_here, native_bf16
@@ -18,14 +18,14 @@ from autotune.child.program import probe_program
 from autotune.child.script import ScriptProcess
 from autotune.child.trail import Trail
 from autotune.child.unseen import too_short
-from autotune.errors import AutotuneError, WorkloadError
+from autotune.base.errors import AutotuneError, WorkloadError
 from autotune.knobs import KNOBS, answer_to
 from autotune.knobs.alloc_conf import expands, limits_splitting
 from autotune.knobs.batch_size import KNOB as BATCH_SIZE
 from autotune.knobs.optimizer_impl import KNOB as OPTIMIZER_IMPL
 from autotune.knobs.precision import KNOB as PRECISION
-from autotune.layout import LaunchFiles
-from autotune.records import CommandRef, DeliveryPlan, Probe, TrialSpec, WorkloadRef
+from autotune.base.layout import LaunchFiles
+from autotune.base.records import CommandRef, DeliveryPlan, Probe, TrialSpec, WorkloadRef
 
 
 def probe_command(spec: TrialSpec, beats: Beats) -> Probe:

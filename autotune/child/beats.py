@@ -6,8 +6,8 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable
 
-from autotune.clock import Clock
-from autotune.records import Beat, Phase
+from autotune.base.clock import Clock
+from autotune.base.records import Beat, Phase
 
 #: Minimum seconds between beats. Steps can be much faster than anyone reads.
 MIN_GAP_S = 0.1

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from autotune.batches import move
+from autotune.training.batches import move
 from autotune.child.beats import Beats
 from autotune.child.measure import Measuring
-from autotune.clock import Clock
-from autotune.feed import Feed, Resident
-from autotune.records import Measurement, TrialSpec
-from autotune.training import step_plan
+from autotune.base.clock import Clock
+from autotune.training.feed import Feed, Resident
+from autotune.base.records import Measurement, TrialSpec
+from autotune.training.step import step_plan
 
 #: Number of batches kept on the device, as long as they fit in this fraction of its memory.
 RESIDENT = 4

@@ -12,9 +12,9 @@ import sys
 import traceback
 from typing import Any
 
-from autotune.errors import AutotuneError, WorkloadError
-from autotune.records import WorkloadRef
-from autotune.workload import args_of, load
+from autotune.base.errors import AutotuneError, WorkloadError
+from autotune.base.records import WorkloadRef
+from autotune.workload.contract import args_of, load
 
 #: Of a long message or traceback, the end is reported.
 CHARS = 4000

@@ -20,13 +20,13 @@ from autotune.child.surroundings import Watcher, cards_of, processors_of, reason
 from autotune.child.trail import NONE_INSIDE, SeenLoader, SeenStep, Trained
 from autotune.child.unseen import never_inside, too_short
 from autotune.child.windows import Block, Timed, Windows
-from autotune.clock import Clock
-from autotune.errors import AutotuneError
-from autotune.feed import LONGEST_EPOCH_S, MOSTLY_STEADY, NEVER_STEADY
+from autotune.base.clock import Clock
+from autotune.base.errors import AutotuneError
+from autotune.training.feed import LONGEST_EPOCH_S, MOSTLY_STEADY, NEVER_STEADY
 from autotune.knobs.num_workers import WORKERS
-from autotune.layout import LaunchFiles
+from autotune.base.layout import LaunchFiles
 from autotune.machine.host import tree_memory_bytes
-from autotune.records import CommandRef, Measurement, Phase, TrainCheck, TrialSpec, Window
+from autotune.base.records import CommandRef, Measurement, Phase, TrainCheck, TrialSpec, Window
 
 #: Of a script whose epochs end early, so many losses are enough: it may end with the last of them.
 FEWEST_LOSSES = 8

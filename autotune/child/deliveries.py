@@ -11,15 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from autotune import entering, stats
+from autotune import stats
+from autotune.launcher import entering
 from autotune.child.beats import Beats
 from autotune.child.launch import Launch
 from autotune.knobs import KNOBS, answer_to
 from autotune.knobs.knob import OTHERS
 from autotune.knobs.num_workers import WORKERS
 from autotune.knobs.persistent_workers import KNOB as PERSISTENT_WORKERS
-from autotune.layout import LaunchFiles
-from autotune.records import (
+from autotune.base.layout import LaunchFiles
+from autotune.base.records import (
     Config,
     Deliveries,
     DeliveryPlan,
@@ -28,7 +29,7 @@ from autotune.records import (
     TrialSpec,
     deliveries_of,
 )
-from autotune.training import open_loader
+from autotune.training.step import open_loader
 
 PERSISTENT = PERSISTENT_WORKERS.name
 #: In the middle of an epoch, this many times as long is waited for the next batch as between two.

@@ -9,20 +9,20 @@ from typing import Any
 
 import torch
 
-from autotune.batches import move
+from autotune.training.batches import move
 from autotune.child.beats import Beats
 from autotune.child.heat import race
 from autotune.child.launch import Launch, order_seed
 from autotune.child.loop import checked
 from autotune.child.surroundings import Watcher, cards_of, reason_to_discard
-from autotune.clock import Clock
-from autotune.errors import UsageError
+from autotune.base.clock import Clock
+from autotune.base.errors import UsageError
 from autotune.knobs.compile_mode import eager
-from autotune.racing import PRIORS, Contender
-from autotune.records import Heat, HeatPlan, Phase, TrialSpec, TrialStatus, Turn
+from autotune.stats.racing import PRIORS, Contender
+from autotune.base.records import Heat, HeatPlan, Phase, TrialSpec, TrialStatus, Turn
 from autotune.space import why_apart
-from autotune.switching import Switch, as_found, fixed
-from autotune.training import Step, build, first_batch, open_loader, samples_in, step_of
+from autotune.training.switching import Switch, as_found, fixed
+from autotune.training.step import Step, build, first_batch, open_loader, samples_in, step_of
 
 #: Counted steps of a turn. On shared CPU cores the noise lasts for seconds, so that a second step tells little that the
 #: first did not, and short turns cancel more of it.

@@ -16,17 +16,17 @@ from pathlib import Path
 
 import torch
 
-from autotune import system
+from autotune.machine import system
 from autotune.child.compiling import cannot_compile, from_compiler
 from autotune.child.script import FRAMES, ScriptKilled
-from autotune.errors import MORE_PROCESSES, SHM_FULL, AutotuneError
-from autotune.files import read_regular
-from autotune.formatting import phrase
+from autotune.base.errors import MORE_PROCESSES, SHM_FULL, AutotuneError
+from autotune.base.files import read_regular
+from autotune.space.formatting import phrase
 from autotune.knobs import refused_knob
-from autotune.layout import LaunchFiles
+from autotune.base.layout import LaunchFiles
 from autotune.machine.host import shared_memory
-from autotune.records import Measurement, Phase, TrialSpec, TrialStatus
-from autotune.training import step_plan
+from autotune.base.records import Measurement, Phase, TrialSpec, TrialStatus
+from autotune.training.step import step_plan
 
 
 class Diverged(Exception):

@@ -1,6 +1,6 @@
 """A heat in this process: what an entrant does to itself takes it out, what it does to the process ends the heat.
 
-How entrants race, `autotune.racing` says; what a turn is, `device_turns` and `loader_turns`.
+How entrants race, `autotune.stats.racing` says; what a turn is, `device_turns` and `loader_turns`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import random
 from autotune.child.beats import Beats
 from autotune.child.failure import Disturbed, classify
 from autotune.child.launch import order_seed
-from autotune.clock import Clock
+from autotune.base.clock import Clock
 from autotune.knobs import shares
-from autotune.racing import Contender, Rounds, Turns, is_contained
-from autotune.records import Heat, HeatPlan, TrialSpec, Turn
+from autotune.stats.racing import Contender, Rounds, Turns, is_contained
+from autotune.base.records import Heat, HeatPlan, TrialSpec, Turn
 from autotune.stats import LaunchNoise
 
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from autotune import workload as contract
-from autotune.batches import move, split
+from autotune.workload import contract
+from autotune.training.batches import move, split
 from autotune.child.beats import Beats
 from autotune.child.failure import classify
 from autotune.child.largest_sample import largest_sample
@@ -26,14 +26,14 @@ from autotune.child.launch import Launch
 from autotune.child.loop import checked
 from autotune.child.surroundings import card_of
 from autotune.child.timing import StepEnd, rate_between
-from autotune.clock import Clock
-from autotune.errors import AutotuneError
-from autotune.feed import length_of
+from autotune.base.clock import Clock
+from autotune.base.errors import AutotuneError
+from autotune.training.feed import length_of
 from autotune.knobs.compile_mode import compiles
 from autotune.machine.gpu import CardWatch
-from autotune.records import Hold, HoldPlan, Phase, TrialSpec, TrialStatus
-from autotune.training import Step, at_once, autocast, build, data_of, samples_in, step_plan
-from autotune.workload import Context, Workload
+from autotune.base.records import Hold, HoldPlan, Phase, TrialSpec, TrialStatus
+from autotune.training.step import Step, at_once, autocast, build, data_of, samples_in, step_plan
+from autotune.workload.contract import Context, Workload
 
 #: Number of batches in the evaluation pass.
 EVALUATED = 2

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset
 
-from autotune import workload as contract
-from autotune.clock import Clock
-from autotune.workload import Context, Workload
-from autotune.wrapping import innermost
+from autotune.workload import contract
+from autotune.base.clock import Clock
+from autotune.workload.contract import Context, Workload
+from autotune.workload.wrapping import innermost
 
 #: Limits of the search for it.
 LOOK_SAMPLES = 256

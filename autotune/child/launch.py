@@ -9,19 +9,19 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from autotune import workload as contract
+from autotune.workload import contract
 from autotune.child.beats import Beats
 from autotune.child.memory import DeviceMemory
-from autotune.errors import MachineError
+from autotune.base.errors import MachineError
 from autotune.machine.cuda import trouble
 from autotune.machine.gpu import NvmlUnavailable, gpus
 from autotune.machine.nvml import cuda_version
-from autotune.process_settings import process
-from autotune.records import Config, Phase, TrialSpec
-from autotune.sample_order import SampleOrder
-from autotune.stopwatch import Collate
-from autotune.training import Wrap, open_loader, workload_knobs
-from autotune.workload import Context, Workload
+from autotune.training.process_settings import process
+from autotune.base.records import Config, Phase, TrialSpec
+from autotune.training.sample_order import SampleOrder
+from autotune.training.stopwatch import Collate
+from autotune.training.step import Wrap, open_loader, workload_knobs
+from autotune.workload.contract import Context, Workload
 
 #: On a CPU, a heat may take this many times the memory that one training may.
 HEAT_ROOM = 2

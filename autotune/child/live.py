@@ -17,7 +17,8 @@ from pathlib import Path
 
 import psutil
 
-from autotune import entering, stats
+from autotune import stats
+from autotune.launcher import entering
 from autotune.child.asking import probe_of
 from autotune.child.deliveries import DeliveryLog, told_deliveries
 from autotune.child.live_choices import HOPELESS, LEAST_GAIN, changes, other_workers, surest, surest_workers, together
@@ -27,17 +28,17 @@ from autotune.child.script_training import tell
 from autotune.child.script_turns import ScriptTurns, TurnPlan
 from autotune.child.surroundings import Watcher
 from autotune.child.trail import SeenStep, Trail
-from autotune.clock import Clock, SystemClock
-from autotune.errors import AutotuneError
-from autotune.files import write_atomic
+from autotune.base.clock import Clock, SystemClock
+from autotune.base.errors import AutotuneError
+from autotune.base.files import write_atomic
 from autotune.knobs import KNOBS, spell
 from autotune.knobs.num_workers import WORKERS, workers_of
-from autotune.layout import LaunchFiles, StudyFiles
+from autotune.base.layout import LaunchFiles, StudyFiles
 from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus, with_instances
 from autotune.machine.host import read_host
 from autotune.profile import write
-from autotune.racing import PRIORS, Contender, Rounds
-from autotune.records import CommandRef, Config, Deliveries, DeliveryPlan, HeatPlan, LiveSpec, Phase, Probe, Turn
+from autotune.stats.racing import PRIORS, Contender, Rounds
+from autotune.base.records import CommandRef, Config, Deliveries, DeliveryPlan, HeatPlan, LiveSpec, Phase, Probe, Turn
 from autotune.space import Space, SpaceRequest, build_space
 
 #: Fractions of the time that the training is expected to take, for which configurations are compared: one change each,

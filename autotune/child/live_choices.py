@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from autotune.knobs import KNOBS, Scope
 from autotune.knobs.compile_mode import GUESS_S, mode_of
 from autotune.knobs.num_workers import WORKERS, workers_of
-from autotune.records import Config, Heat, HeatEntrant, Host, LiveSpec, TrialStatus, Value
+from autotune.base.records import Config, Heat, HeatEntrant, Host, LiveSpec, TrialStatus, Value
 from autotune.space import Space, canonical, key
 
 #: What may be lost by one thing, as a fraction of the time that the training is expected to take. A compilation, during

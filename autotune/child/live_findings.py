@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from autotune import __version__
-from autotune.clock import timestamp
-from autotune.formatting import describe
+from autotune.base.version import __version__
+from autotune.base.clock import timestamp
+from autotune.space.formatting import describe
 from autotune.knobs.num_workers import workers_of
 from autotune.machine.fingerprint import fingerprint
 from autotune.machine.gpu import Gpu
 from autotune.profile import Conditions, Gives, Measured, Profile, ProfileWorkload, Provenance, Versions
-from autotune.records import Config, DataRef, Heat, Host, LiveSpec, Probe
+from autotune.base.records import Config, DataRef, Heat, Host, LiveSpec, Probe
 from autotune.space import Space, key
 
 

@@ -6,14 +6,14 @@ from autotune.child.beats import Beats
 from autotune.child.heat import race
 from autotune.child.launch import Launch, order_seed
 from autotune.child.surroundings import Watcher, reason_to_discard
-from autotune.clock import Clock
-from autotune.errors import UsageError
-from autotune.feed import Feed
-from autotune.racing import PRIORS, Contender
-from autotune.records import Heat, HeatPlan, Phase, TrialSpec, Turn
+from autotune.base.clock import Clock
+from autotune.base.errors import UsageError
+from autotune.training.feed import Feed
+from autotune.stats.racing import PRIORS, Contender
+from autotune.base.records import Heat, HeatPlan, Phase, TrialSpec, Turn
 from autotune.space import delivery_part, is_loaders
-from autotune.stopwatch import stopwatch
-from autotune.training import data_of, open_loader, samples_in
+from autotune.training.stopwatch import stopwatch
+from autotune.training.step import data_of, open_loader, samples_in
 
 
 def loader_heat(spec: TrialSpec, plan: HeatPlan, beats: Beats, clock: Clock, began: float) -> Heat:

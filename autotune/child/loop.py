@@ -17,15 +17,15 @@ from typing import Any
 import torch
 
 from autotune import stats
-from autotune.batches import move
+from autotune.training.batches import move
 from autotune.child.beats import Beats
 from autotune.child.failure import Diverged
 from autotune.child.surroundings import Watcher, reason_to_discard
 from autotune.child.timing import Taken, after_the_first_s, timed
 from autotune.child.windows import Block, Windows
-from autotune.exchange import largest
-from autotune.feed import Delivery, Drain, Source, is_steady, longest_whole_s
-from autotune.records import MeasurePlan, Window
+from autotune.training.exchange import largest
+from autotune.training.feed import Delivery, Drain, Source, is_steady, longest_whole_s
+from autotune.base.records import MeasurePlan, Window
 
 #: A training step on one batch; returns the loss, shape ``()``, still on the device.
 Work = Callable[[Any], torch.Tensor]

@@ -17,13 +17,13 @@ from autotune.child.launch import Launch
 from autotune.child.loop import Loop, Work, checked
 from autotune.child.surroundings import Watcher, cards_of, processors_of
 from autotune.child.windows import Timed
-from autotune.clock import Clock
-from autotune.feed import Delivery, Feed, Source, epoch_turn_s, length_of, workers_and_queue
+from autotune.base.clock import Clock
+from autotune.training.feed import Delivery, Feed, Source, epoch_turn_s, length_of, workers_and_queue
 from autotune.knobs.compile_mode import compiles
 from autotune.machine.host import tree_memory_bytes
-from autotune.records import Measurement, Phase, TrialSpec
-from autotune.stopwatch import stopwatch
-from autotune.training import Step, build, samples_in
+from autotune.base.records import Measurement, Phase, TrialSpec
+from autotune.training.stopwatch import stopwatch
+from autotune.training.step import Step, build, samples_in
 
 
 def measure(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Measurement:

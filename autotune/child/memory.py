@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from autotune import system
+from autotune.machine import system
 from autotune.machine.host import read_host
 
 

@@ -8,8 +8,8 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from autotune.layout import LaunchFiles
-from autotune.records import CommandRef
+from autotune.base.layout import LaunchFiles
+from autotune.base.records import CommandRef
 
 #: Options of Python by which the current folder is a place to import from.
 _IMPORTS = ("-m", "-c")

@@ -12,10 +12,10 @@ from autotune.child.ceilings import resident_of
 from autotune.child.loop import empty_queue
 from autotune.child.measure import Measuring
 from autotune.child.ranks import RankBoard
-from autotune.clock import Clock
-from autotune.feed import Feed, Source
-from autotune.records import LaunchKind, Phase, TrialSpec
-from autotune.training import Step
+from autotune.base.clock import Clock
+from autotune.training.feed import Feed, Source
+from autotune.base.records import LaunchKind, Phase, TrialSpec
+from autotune.training.step import Step
 
 
 def follow(spec: TrialSpec, beats: Beats, clock: Clock, began: float, board: RankBoard) -> NoReturn:

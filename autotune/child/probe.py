@@ -15,24 +15,24 @@ import torch
 import torchvision
 from torch.utils.data import Dataset, IterableDataset
 
-from autotune import workload as contract
-from autotune.catalog import source_hash
+from autotune.workload import contract
+from autotune.workload.catalog import source_hash
 from autotune.child.beats import Beats
 from autotune.child.launch import Launch
 from autotune.child.memory import available_on
 from autotune.child.shapes import images_vary
 from autotune.child.surroundings import card_of
-from autotune.clock import Clock
-from autotune.errors import UsageError
-from autotune.feed import length_of
+from autotune.base.clock import Clock
+from autotune.base.errors import UsageError
+from autotune.training.feed import length_of
 from autotune.knobs.alloc_conf import expands, limits_splitting
 from autotune.knobs.memory_format import has_images, has_volumes, mixes_formats, shares_memory
 from autotune.knobs.optimizer_impl import impls_offered, own_impl
 from autotune.machine import compilers
-from autotune.records import DataRef, Phase, Probe, TrialSpec
-from autotune.stopwatch import Collate
-from autotune.training import build, data_of, first_batch, open_loader
-from autotune.workload import Context, Workload
+from autotune.base.records import DataRef, Phase, Probe, TrialSpec
+from autotune.training.stopwatch import Collate
+from autotune.training.step import build, data_of, first_batch, open_loader
+from autotune.workload.contract import Context, Workload
 
 
 def probe(spec: TrialSpec, beats: Beats, clock: Clock) -> Probe:

@@ -6,13 +6,13 @@ import os
 import platform
 from itertools import islice
 
-from autotune import entering
+from autotune.launcher import entering
 from autotune.child.beats import Beats
 from autotune.child.script import ScriptProcess
 from autotune.child.unseen import too_short
 from autotune.knobs import KNOBS, answer_to
 from autotune.machine.gpu import NvmlUnavailable, gpus, visible
-from autotune.records import CommandRef, Probe, TrialSpec
+from autotune.base.records import CommandRef, Probe, TrialSpec
 
 NOT_INSIDE = "the program is not looked into, and its command does not set it"
 

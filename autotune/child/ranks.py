@@ -1,4 +1,4 @@
-"""A launch of several ranks, from the side of its leader (`autotune.leading`).
+"""A launch of several ranks, from the side of its leader (`autotune.launcher.leading`).
 
 The first rank measures, by the code of any launch. The others train beside it until it is done (`autotune.child.peer`).
 """
@@ -16,13 +16,13 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from autotune.files import write_atomic
+from autotune.base.files import write_atomic
 from autotune.launcher.logs import Logs
 from autotune.launcher.verdict import tail, unreported
-from autotune.layout import LaunchFiles
-from autotune.leading import RankProcesses, at_fault
+from autotune.base.layout import LaunchFiles
+from autotune.launcher.leading import RankProcesses, at_fault
 from autotune.machine.host import oom_kill_count, shared_memory
-from autotune.records import TRANSIENT, LaunchKind, TrialResult, TrialSpec, TrialStatus
+from autotune.base.records import TRANSIENT, LaunchKind, TrialResult, TrialSpec, TrialStatus
 
 #: Kinds of launch that several ranks take part in. The others need no training, or only one of them.
 RANKED = (LaunchKind.MEASURE, LaunchKind.DEVICE_ONLY, LaunchKind.LOADER_ONLY, LaunchKind.TRAIN_CHECK, LaunchKind.HOLD)
@@ -34,7 +34,7 @@ MOST_SAID = 900
 #: exchange itself does not wait. What next needs its result on the CPU does, or copies to the card behind it.
 _WAITS_IN = (
     *("torch/autograd/graph.py", "torch/nn/parallel/distributed.py", "torch/distributed/", "torch/cuda/"),
-    *("torch/amp/", "torch/nn/utils/", "autotune/batches.py"),
+    *("torch/amp/", "torch/nn/utils/", "autotune/training/batches.py"),
 )
 _WAITS_FOR_LOSS = "checked"
 #: The innermost frame of the thread that was asked, in the words of `faulthandler`.

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.child.trail import SeenStep, Trail
-from autotune.errors import WorkloadError
-from autotune.layout import LaunchFiles
-from autotune.records import CommandRef, Measurement, TrialSpec
+from autotune.base.errors import WorkloadError
+from autotune.base.layout import LaunchFiles
+from autotune.base.records import CommandRef, Measurement, TrialSpec
 
 #: Lines end with either: a progress bar is written over itself.
 _ENDS = re.compile(rb"[\r\n]+")

@@ -11,7 +11,7 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune import system
+from autotune.machine import system
 from autotune.child.asking import probe_command
 from autotune.child.beats import Beats
 from autotune.child.ceilings import device_only, loader_only
@@ -29,12 +29,12 @@ from autotune.child.script import is_told
 from autotune.child.script_turns import command_heat
 from autotune.child.train_check import train_check
 from autotune.child.view import first_look
-from autotune.clock import Clock, SystemClock
-from autotune.errors import AutotuneError
-from autotune.files import write_atomic
-from autotune.layout import LaunchFiles
-from autotune.ranks import RANK_VARIABLES
-from autotune.records import (
+from autotune.base.clock import Clock, SystemClock
+from autotune.base.errors import AutotuneError
+from autotune.base.files import write_atomic
+from autotune.base.layout import LaunchFiles
+from autotune.base.ranks import RANK_VARIABLES
+from autotune.base.records import (
     TRANSIENT,
     Heat,
     Hold,

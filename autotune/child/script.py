@@ -18,7 +18,8 @@ from typing import Any
 
 import psutil
 
-from autotune import entering, system
+from autotune.launcher import entering
+from autotune.machine import system
 from autotune.child.beats import Beats
 from autotune.child.deliveries import told_deliveries
 from autotune.child.last_words import last_line, last_words
@@ -27,11 +28,11 @@ from autotune.child.readings import Readings
 from autotune.child.trail import SeenStep, Trail
 from autotune.child.unseen import kept_out, trains_elsewhere, updates_unseen
 from autotune.child.view import Refused, View, temporary_folder
-from autotune.errors import MachineError, WorkloadError
-from autotune.files import read_regular
-from autotune.layout import LaunchFiles
+from autotune.base.errors import MachineError, WorkloadError
+from autotune.base.files import read_regular
+from autotune.base.layout import LaunchFiles
 from autotune.machine.host import oom_kill_count
-from autotune.records import CommandRef, DeliveryPlan, LaunchKind, Phase, TrialSpec
+from autotune.base.records import CommandRef, DeliveryPlan, LaunchKind, Phase, TrialSpec
 
 #: How often to look whether steps have ended.
 LOOK_S = 0.02

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from autotune import entering
+from autotune.launcher import entering
 from autotune.child.script import rebuilt
 from autotune.child.script_training import Training, tell, wait_for_all
 from autotune.child.surroundings import Watcher, reason_to_discard
 from autotune.child.unseen import too_short
-from autotune.clock import Clock
-from autotune.racing import PRIORS, Contender
-from autotune.records import Phase, Turn
+from autotune.base.clock import Clock
+from autotune.stats.racing import PRIORS, Contender
+from autotune.base.records import Phase, Turn
 from autotune.space import delivery_part
 
 

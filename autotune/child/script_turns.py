@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from autotune import entering
+from autotune.launcher import entering
 from autotune.child.beats import Beats
 from autotune.child.device_turns import LEAST_STEPS, SETTLED_S
 from autotune.child.heat import race
@@ -20,13 +20,13 @@ from autotune.child.script_training import Training, tell, wait_for_all
 from autotune.child.surroundings import Watcher, cards_of, reason_to_discard
 from autotune.child.trail import NONE_INSIDE, SeenStep, Trained
 from autotune.child.unseen import never_inside, too_short
-from autotune.clock import Clock
-from autotune.errors import AutotuneError
+from autotune.base.clock import Clock
+from autotune.base.errors import AutotuneError
 from autotune.knobs.num_workers import workers_of
 from autotune.knobs.prefetch_factor import prefetch_of
-from autotune.layout import LaunchFiles
-from autotune.racing import PRIORS, Contender
-from autotune.records import CommandRef, Config, Heat, HeatPlan, Phase, TrialSpec, TrialStatus, Turn
+from autotune.base.layout import LaunchFiles
+from autotune.stats.racing import PRIORS, Contender
+from autotune.base.records import CommandRef, Config, Heat, HeatPlan, Phase, TrialSpec, TrialStatus, Turn
 from autotune.stats import LaunchNoise
 
 #: A turn in which no step could be counted, because epochs turned or something was evaluated, is repeated so often.

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from autotune.clock import Clock
+from autotune.base.clock import Clock
 
 #: Batches to look at, the largest number of samples in each, and the seconds that all may take.
 LOOK_BATCHES, LOOK_SAMPLES, LOOK_S = 50, 32, 3.0

@@ -11,12 +11,12 @@ from pathlib import Path
 from statistics import mean
 
 from autotune.child.sharing import Sharing
-from autotune.clock import Clock
+from autotune.base.clock import Clock
 from autotune.machine.cpu_load import CpuWatch
 from autotune.machine.gpu import LASTING_SLOWDOWN, SLOWDOWNS, CardReading, CardWatch
 from autotune.machine.rapl import Rapl
 from autotune.machine.stops import Stops
-from autotune.records import Surroundings, TrialSpec, Window
+from autotune.base.records import Surroundings, TrialSpec, Window
 
 #: Idle CPU time, in cores and as a fraction of all cores, above which other processes took nothing from the training.
 FREE_CORES = 0.1

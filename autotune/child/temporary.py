@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from autotune import system
+from autotune.machine import system
 
 #: By it, folders of killed launches are found. The user's id keeps those of others out.
 _PREFIX = f"autotune-launch-{os.geteuid()}-"

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from autotune.records import Measurement, TrialSpec, Value
+from autotune.base.records import Measurement, TrialSpec, Value
 
 #: Steps of one optimizer after which all have been seen, as in `autotune_agent.agent`.
 SEEN_AFTER = 6

@@ -19,16 +19,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from autotune import workload as contract
+from autotune.workload import contract
 from autotune.child.beats import Beats
 from autotune.child.launch import Launch
-from autotune.errors import AutotuneError, MachineError, WorkloadError
-from autotune.exchange import join, load_whole, own_part, same_in_all_ranks, wait_for_all
-from autotune.feed import no_batch
-from autotune.files import open_regular, write_atomic
-from autotune.records import CheckPlan, Phase, TrainCheck, TrialSpec
-from autotune.training import Step, at_once, autocast, build, open_loader, step_plan
-from autotune.workload import Context, Workload
+from autotune.base.errors import AutotuneError, MachineError, WorkloadError
+from autotune.training.exchange import join, load_whole, own_part, same_in_all_ranks, wait_for_all
+from autotune.training.feed import no_batch
+from autotune.base.files import open_regular, write_atomic
+from autotune.base.records import CheckPlan, Phase, TrainCheck, TrialSpec
+from autotune.training.step import Step, at_once, autocast, build, open_loader, step_plan
+from autotune.workload.contract import Context, Workload
 
 
 def train_check(spec: TrialSpec, beats: Beats) -> TrainCheck:

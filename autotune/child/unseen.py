@@ -6,7 +6,7 @@ from typing import Protocol
 
 from autotune.child.readings import Readings
 from autotune.child.trail import Trail
-from autotune.errors import WorkloadError
+from autotune.base.errors import WorkloadError
 
 
 class Seen(Protocol):

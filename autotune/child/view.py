@@ -27,8 +27,8 @@ import psutil
 
 from autotune.child import temporary, view_entry
 from autotune.child.beats import Beats
-from autotune.errors import MachineError
-from autotune.records import CommandRef, LeftFiles, Probe, TrialSpec
+from autotune.base.errors import MachineError
+from autotune.base.records import CommandRef, LeftFiles, Probe, TrialSpec
 
 #: A first look that writes more than this, or takes a larger file for writing, is made without a view.
 MOST_BYTES = 2 * 2**30

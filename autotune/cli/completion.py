@@ -13,13 +13,13 @@ from pathlib import Path
 
 import typer
 
-from autotune import tracking
-from autotune.catalog import declared_knobs, find_workload, objective_names, torchvision_names, workload_names
-from autotune.errors import AutotuneError
-from autotune.export import FORMATS
+from autotune.base import tracking
+from autotune.workload.catalog import declared_knobs, find_workload, objective_names, torchvision_names, workload_names
+from autotune.base.errors import AutotuneError
+from autotune.profile.export import FORMATS
 from autotune.knobs import KNOBS, spell
 from autotune.knobs.knob import doubled
-from autotune.layout import DEFAULT_STUDIES
+from autotune.base.layout import DEFAULT_STUDIES
 from autotune.samplers import SAMPLERS
 
 #: Set by the shell's completion function.

@@ -16,14 +16,14 @@ from autotune.cli.also import BEYOND, also_takes
 from autotune.cli.daemon_client import StateDir, client
 from autotune.cli.options import Json
 from autotune.cli.output import print_json
-from autotune.clock import SystemClock
+from autotune.base.clock import SystemClock
 from autotune.daemon.rpc.client import Client
-from autotune.errors import DaemonUnreachableError, MachineError, UsageError
-from autotune.files import exclusive_lock, write_atomic
-from autotune.formatting import listed, seconds_text
-from autotune.layout import DaemonFiles, find_daemon
-from autotune.parsing import duration_s, size_bytes
-from autotune.records import SCHEMA_VERSION
+from autotune.base.errors import DaemonUnreachableError, MachineError, UsageError
+from autotune.base.files import exclusive_lock, write_atomic
+from autotune.space.formatting import listed, seconds_text
+from autotune.base.layout import DaemonFiles, find_daemon
+from autotune.base.parsing import duration_s, size_bytes
+from autotune.base.records import SCHEMA_VERSION
 
 app = typer.Typer(help="The daemon: searches that wait for a quiet machine.", no_args_is_help=True)
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from autotune.daemon.rpc.client import Client
-from autotune.layout import find_daemon
+from autotune.base.layout import find_daemon
 
 StateDir = Annotated[
     Path | None,

@@ -18,13 +18,13 @@ import typer
 from rich.text import Text
 
 from autotune.cli.output import print_rich
-from autotune.errors import MORE_SHM, MachineError
+from autotune.base.errors import MORE_SHM, MachineError
 from autotune.machine import compilers
 from autotune.machine.cuda import torch_versions, trouble
 from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus
 from autotune.machine.host import read_host
 from autotune.machine.nvml import cuda_version, has_nvidia_card
-from autotune.records import SCHEMA_VERSION, Host
+from autotune.base.records import SCHEMA_VERSION, Host
 from autotune.report.lines import FittingTable
 
 _GIB = 2**30

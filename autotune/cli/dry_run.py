@@ -10,7 +10,7 @@ from rich.table import Column
 from autotune.cli.output import print_json, print_rich
 from autotune.cli.running import environment, stop_signals
 from autotune.knobs import spell
-from autotune.records import SCHEMA_VERSION, StudySpec
+from autotune.base.records import SCHEMA_VERSION, StudySpec
 from autotune.report.lines import FittingTable, Line
 from autotune.search import DryRun, preview
 

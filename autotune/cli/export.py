@@ -10,12 +10,12 @@ import typer
 from autotune.cli import completion
 from autotune.cli.options import Map, StudiesDir
 from autotune.cli.output import print_bytes, print_rich, write_output
-from autotune.errors import UnknownNameError, UsageError
-from autotune.export import FORMATS, Format
-from autotune.export.own import OwnFormat
-from autotune.files import read_regular
-from autotune.layout import DEFAULT_STUDIES, StudyFiles
-from autotune.parsing import pairs
+from autotune.base.errors import UnknownNameError, UsageError
+from autotune.profile.export import FORMATS, Format
+from autotune.profile.export.own import OwnFormat
+from autotune.base.files import read_regular
+from autotune.base.layout import DEFAULT_STUDIES, StudyFiles
+from autotune.base.parsing import pairs
 from autotune.profile import MAX_BYTES
 from autotune.report.tables import new_table
 from autotune.search import find_study, load_outcome

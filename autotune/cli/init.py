@@ -13,9 +13,9 @@ from typer.core import TyperCommand
 from autotune.cli.init_script import write_script_file
 from autotune.cli.script_parts import Part, Script
 from autotune.cli.script_syntax import NotTold
-from autotune.errors import UsageError
-from autotune.files import write_atomic
-from autotune.workload import DEFAULT_BATCH_SIZE
+from autotune.base.errors import UsageError
+from autotune.base.files import write_atomic
+from autotune.workload.contract import DEFAULT_BATCH_SIZE
 
 #: Where a context keeps the command behind ``--``.
 _WORDS = "autotune.words"

@@ -15,8 +15,8 @@ import typer
 from autotune.cli.help_text import options_in
 from autotune.cli.known_flags import KnownFlag, known_flags
 from autotune.cli.script_file import ENDING, quoted
-from autotune.errors import UsageError
-from autotune.files import write_atomic
+from autotune.base.errors import UsageError
+from autotune.base.files import write_atomic
 from autotune.search.script import command_name
 from autotune.search.study_folders import require_utf8
 

@@ -9,8 +9,8 @@ from typing import Any, cast
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from autotune.errors import UsageError
-from autotune.files import read_regular
+from autotune.base.errors import UsageError
+from autotune.base.files import read_regular
 
 YAML_BYTES = 2**20
 

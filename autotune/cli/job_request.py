@@ -14,16 +14,16 @@ from typing import Any, Literal
 
 import typer
 
-from autotune.catalog import find_objective, source_hash
+from autotune.workload.catalog import find_objective, source_hash
 from autotune.cli.options import make_spec, was_typed
 from autotune.cli.replay import refuse_beside_replay
 from autotune.cli.submit_slurm import allocation_of
 from autotune.cli.times import moment, window_of
 from autotune.cluster.slurm_request import Allocation
-from autotune.errors import AutotuneError, UsageError
-from autotune.parsing import size_bytes
-from autotune.records import JobRequest
-from autotune.replay import read_surface
+from autotune.base.errors import AutotuneError, UsageError
+from autotune.base.parsing import size_bytes
+from autotune.base.records import JobRequest
+from autotune.search.replay import read_surface
 from autotune.search.request import check_request
 from autotune.search.script import script_of
 from autotune.search.study_folders import check_study_name

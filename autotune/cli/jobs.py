@@ -14,20 +14,20 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console, Group
 from rich.text import Text
 
-from autotune.catalog import source_hash
+from autotune.workload.catalog import source_hash
 from autotune.cli import slurm_jobs
 from autotune.cli.daemon_client import StateDir, client
 from autotune.cli.options import Json, refuse_group_options
 from autotune.cli.output import print_json, print_rich
-from autotune.cli.panel import observer_for
-from autotune.clock import SystemClock
+from autotune.report.panel import observer_for
+from autotune.base.clock import SystemClock
 from autotune.cluster.slurm_queue import SlurmRow
 from autotune.daemon.job.events import follow, tell
-from autotune.errors import DaemonUnreachableError, MachineError, NoVerdictError, UsageError
-from autotune.formatting import count, one_line, seconds_text
-from autotune.layout import find_daemon
-from autotune.parsing import duration_s
-from autotune.records import ENDED, SCHEMA_VERSION, Cancelled, Done, Failed, Job, JobRow, JobState, Running
+from autotune.base.errors import DaemonUnreachableError, MachineError, NoVerdictError, UsageError
+from autotune.space.formatting import count, one_line, seconds_text
+from autotune.base.layout import find_daemon
+from autotune.base.parsing import duration_s
+from autotune.base.records import ENDED, SCHEMA_VERSION, Cancelled, Done, Failed, Job, JobRow, JobState, Running
 from autotune.report.lines import pairs
 
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False)

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
-from autotune import __version__
+from autotune.base.version import __version__
 from autotune.cli.streams import flush_streams, prepare_streams
-from autotune.errors import KINDS, AutotuneError, InterruptedSearch, MachineError, ResumeRefusedError, UsageError
+from autotune.base.errors import KINDS, AutotuneError, InterruptedSearch, MachineError, ResumeRefusedError, UsageError
 
 _CODES = ["0 done", "1 a promise is not kept (verify)", *(f"{kind.exit_code} {kind.stands_for}" for kind in KINDS)]
 _CODES.append("130 interrupted by Ctrl-C, 143 by SIGTERM (resume goes on)")

@@ -14,12 +14,12 @@ from autotune.cli.job_file import flag
 from autotune.cli.job_request import CALL_OPTIONS, error_prefix, parsed_request, repeatable_options
 from autotune.cli.matrix_file import Cell, Matrix, read_matrix
 from autotune.cluster.slurm_request import Allocation
-from autotune.errors import AutotuneError, UsageError
-from autotune.layout import StudyFiles
+from autotune.base.errors import AutotuneError, UsageError
+from autotune.base.layout import StudyFiles
 from autotune.profile import Profile
 from autotune.profile.here import Row, has_default_size, on_hardware
 from autotune.profile.store import Slot
-from autotune.records import ENDED, Fingerprint, JobRequest, JobRow, JobState, StudySpec
+from autotune.base.records import ENDED, Fingerprint, JobRequest, JobRow, JobState, StudySpec
 from autotune.report.profiles import gain_text, stale_text
 from autotune.study.request import read_request
 

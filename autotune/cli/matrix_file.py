@@ -25,9 +25,9 @@ from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
 from autotune.cli.job_file import YAML_BYTES, flag, option_words
 from autotune.cli.submit_slurm import QUEUES
-from autotune.errors import AutotuneError, ProfileError, UnknownNameError, UsageError
-from autotune.files import read_regular
-from autotune.formatting import model_name
+from autotune.base.errors import AutotuneError, ProfileError, UnknownNameError, UsageError
+from autotune.base.files import read_regular
+from autotune.space.formatting import model_name
 from autotune.profile import plain_data
 from autotune.profile.schema import shown
 

@@ -11,13 +11,13 @@ from typing import Annotated, Any
 
 import typer
 
-from autotune import tracking
+from autotune.base import tracking
 from autotune.cli import completion
 from autotune.cli.script_file import with_script
-from autotune.clock import timestamp
-from autotune.errors import UsageError
-from autotune.layout import StudyFiles
-from autotune.records import CommandRef, StudySpec
+from autotune.base.clock import timestamp
+from autotune.base.errors import UsageError
+from autotune.base.layout import StudyFiles
+from autotune.base.records import CommandRef, StudySpec
 from autotune.search import NEWEST, find_study
 from autotune.search.script import command_name
 from autotune.study.options import option

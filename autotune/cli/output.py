@@ -12,9 +12,9 @@ from typing import Any
 import typer
 from rich.console import Console, RenderableType
 
-from autotune.errors import MachineError, UnknownNameError, UsageError
-from autotune.files import write_atomic
-from autotune.records import SCHEMA_VERSION
+from autotune.base.errors import MachineError, UnknownNameError, UsageError
+from autotune.base.files import write_atomic
+from autotune.base.records import SCHEMA_VERSION
 from autotune.report.terminal import FILE_WIDTH
 
 

@@ -17,14 +17,14 @@ from autotune.cli.matrix import ENDINGS, Asked, cells_of
 from autotune.cli.matrix_file import Cell
 from autotune.cli.options import Json, refuse_group_options
 from autotune.cli.output import print_json, print_rich
-from autotune.errors import UsageError
-from autotune.formatting import count, model_name, rate_text
-from autotune.layout import find_daemon
+from autotune.base.errors import UsageError
+from autotune.space.formatting import count, model_name, rate_text
+from autotune.base.layout import find_daemon
 from autotune.profile import dump, sharing
 from autotune.profile.here import Row, look_here
 from autotune.profile.sharing import Exchanged
 from autotune.profile.store import Slot, Store
-from autotune.records import SCHEMA_VERSION, Fingerprint
+from autotune.base.records import SCHEMA_VERSION, Fingerprint
 from autotune.report.lines import FittingTable, Line
 from autotune.report.profiles import GridCell, GridTable, ProfileGrid, gain_text, grid_of, stale_text
 

@@ -10,11 +10,11 @@ import typer
 from autotune.cli.options import Json, StudiesDir, Study, study_of, typer_option
 from autotune.cli.output import format_of, print_bytes, print_json, print_rich, write_output
 from autotune.cli.ranking_page import ranking_page
-from autotune.errors import UsageError
-from autotune.layout import DEFAULT_STUDIES
-from autotune.records import SCHEMA_VERSION
+from autotune.base.errors import UsageError
+from autotune.base.layout import DEFAULT_STUDIES
+from autotune.base.records import SCHEMA_VERSION
 from autotune.report import to_html, to_markdown, to_terminal, to_text
-from autotune.requirements import Requirements, figure_called
+from autotune.space.requirements import Requirements, figure_called
 from autotune.search import NEWEST, load_outcome
 from autotune.search.ranking import Ranked, Ranking, pareto, rank
 from autotune.search.study_folders import study_argument

@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from autotune.formatting import count, describe, figure_text, one_line, rate_text, settings
-from autotune.records import FIGURES, Figure
+from autotune.space.formatting import count, describe, figure_text, one_line, rate_text, settings
+from autotune.base.records import FIGURES, Figure
 from autotune.report.document import Column, Commands, Document, Grid, Kind, Paragraph, Part, Picture, Section
 from autotune.report.plots import Axis, Chart, Panel, Series
-from autotune.requirements import Requirements
+from autotune.space.requirements import Requirements
 from autotune.search.ranking import Ranked, Ranking
 
 #: Rows of the table; ``--json`` has all.

@@ -11,8 +11,8 @@ import typer
 
 from autotune.cli.options import Json, StudiesDir, Study, study_of, typer_option
 from autotune.cli.output import format_of, print_bytes, print_rich, text_width, write_output
-from autotune.errors import UsageError
-from autotune.layout import DEFAULT_STUDIES
+from autotune.base.errors import UsageError
+from autotune.base.layout import DEFAULT_STUDIES
 from autotune.report import (
     Material,
     read_material,

@@ -15,15 +15,15 @@ import typer
 from autotune.cli.options import Map, ScriptFile, study_of
 from autotune.cli.script_file import with_script
 from autotune.cli.streams import flush_streams
-from autotune.entering import check_flags, entered, places, plan, question, refuse_deaf, set_by, told_values, words_of
-from autotune.errors import UsageError
-from autotune.files import write_atomic
+from autotune.launcher.entering import check_flags, entered, places, plan, question, refuse_deaf, set_by, told_values, words_of
+from autotune.base.errors import UsageError
+from autotune.base.files import write_atomic
 from autotune.knobs import KNOBS, spell
-from autotune.layout import DEFAULT_STUDIES, LaunchFiles
+from autotune.base.layout import DEFAULT_STUDIES, LaunchFiles
 from autotune.machine.host import read_host
-from autotune.parsing import duration_s
+from autotune.base.parsing import duration_s
 from autotune.profile import Profile, read
-from autotune.records import CommandRef, LiveSpec
+from autotune.base.records import CommandRef, LiveSpec
 from autotune.search import NEWEST, load_outcome
 from autotune.search.other_trial import profile_from
 from autotune.search.request import require_linux

@@ -13,15 +13,15 @@ from pathlib import Path
 import typer
 
 from autotune.cli.output import print_json, print_rich
-from autotune.cli.panel import observer_for
-from autotune.clock import SystemClock
-from autotune.errors import SIGNALS, AutotuneError, NoVerdictError
+from autotune.report.panel import observer_for
+from autotune.base.clock import SystemClock
+from autotune.base.errors import SIGNALS, AutotuneError, NoVerdictError
 from autotune.launcher.workers import Workers
-from autotune.layout import StudyFiles, find_daemon
-from autotune.observer import Observer
+from autotune.base.layout import StudyFiles, find_daemon
+from autotune.base.observer import Observer
 from autotune.profile import Profile
 from autotune.profile.store import Store
-from autotune.records import StudySpec
+from autotune.base.records import StudySpec
 from autotune.report import best_table
 from autotune.search import Environment, SearchResult
 from autotune.search.request import Device

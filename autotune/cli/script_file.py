@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import ProfileError, UnknownNameError, UsageError
-from autotune.files import read_regular
+from autotune.base.errors import ProfileError, UnknownNameError, UsageError
+from autotune.base.files import read_regular
 from autotune.knobs import spell
 from autotune.profile import plain_data
-from autotune.records import LARGEST
+from autotune.base.records import LARGEST
 
 KEYS = ("command", "map", "output_flag", "scratch", "rate", "rate_file", "samples_per_step")
 #: What keys that hold text look like.

@@ -11,10 +11,10 @@ import typer
 
 from autotune.cli.options import Json, StudiesDir, Study, study_of
 from autotune.cli.output import print_bytes, print_json, print_rich
-from autotune.errors import UsageError
+from autotune.base.errors import UsageError
 from autotune.knobs import spell
-from autotune.layout import DEFAULT_STUDIES, StudyFiles
-from autotune.records import SCHEMA_VERSION, Trial
+from autotune.base.layout import DEFAULT_STUDIES, StudyFiles
+from autotune.base.records import SCHEMA_VERSION, Trial
 from autotune.report import heat_table, trials_table
 from autotune.search import NEWEST
 from autotune.study.launch_files import read_launch

@@ -9,12 +9,12 @@ import typer
 from rich.console import Group
 
 from autotune.cli.output import print_json, print_rich
-from autotune.clock import Clock
+from autotune.base.clock import Clock
 from autotune.cluster.slurm_queue import PREFIX, SlurmJob, SlurmQueue
-from autotune.errors import MachineError, UsageError
-from autotune.formatting import one_line
-from autotune.layout import find_daemon
-from autotune.records import ENDED, JobState
+from autotune.base.errors import MachineError, UsageError
+from autotune.space.formatting import one_line
+from autotune.base.layout import find_daemon
+from autotune.base.records import ENDED, JobState
 from autotune.report.lines import pairs
 
 #: Shortest and longest interval in seconds at which `wait` asks Slurm, whose controller has other things to do. In

@@ -11,7 +11,7 @@ from autotune.cli.options import Command, Json, make_spec, search_options
 from autotune.cli.output import print_json, print_rich
 from autotune.cli.running import environment, stop_signals
 from autotune.knobs import KNOBS
-from autotune.records import SCHEMA_VERSION
+from autotune.base.records import SCHEMA_VERSION
 from autotune.report import space_table
 from autotune.search import make_space
 from autotune.study.options import OPTIONS

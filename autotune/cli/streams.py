@@ -9,7 +9,7 @@ import re
 import sys
 from typing import TextIO
 
-from autotune.errors import MachineError
+from autotune.base.errors import MachineError
 
 #: What stands for a character that a stream's encoding does not have. The blocks of a curve become their heights.
 _PLAIN = {

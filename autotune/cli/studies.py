@@ -8,9 +8,9 @@ import typer
 
 from autotune.cli.options import Json, StudiesDir
 from autotune.cli.output import print_json, print_rich
-from autotune.errors import AutotuneError, MachineError
-from autotune.layout import DEFAULT_STUDIES, StudyFiles
-from autotune.records import SCHEMA_VERSION, Finding
+from autotune.base.errors import AutotuneError, MachineError
+from autotune.base.layout import DEFAULT_STUDIES, StudyFiles
+from autotune.base.records import SCHEMA_VERSION, Finding
 from autotune.report import StudyRow, studies_table
 from autotune.search import load_outcome
 from autotune.study.failure import read_failure

@@ -16,8 +16,8 @@ from autotune.cli.output import print_json
 from autotune.cli.submit_matrix import submit_matrix
 from autotune.cli.submit_slurm import submit_to_slurm
 from autotune.cli.workload_check import unchecked_workloads
-from autotune.errors import UsageError
-from autotune.records import SCHEMA_VERSION
+from autotune.base.errors import UsageError
+from autotune.base.records import SCHEMA_VERSION
 
 
 def command(

@@ -16,12 +16,12 @@ from autotune.cli.workload_check import unchecked_workloads
 from autotune.cluster.slurm_commands import require_sbatch
 from autotune.cluster.slurm_queue import SlurmQueue
 from autotune.daemon.rpc.client import Client
-from autotune.errors import AutotuneError, DaemonUnreachableError
-from autotune.formatting import count, model_name
-from autotune.layout import DaemonFiles, find_daemon
+from autotune.base.errors import AutotuneError, DaemonUnreachableError
+from autotune.space.formatting import count, model_name
+from autotune.base.layout import DaemonFiles, find_daemon
 from autotune.profile.here import look_here
 from autotune.profile.store import Store
-from autotune.records import SCHEMA_VERSION, JobRequest, JobRow
+from autotune.base.records import SCHEMA_VERSION, JobRequest, JobRow
 from autotune.report.lines import FittingTable
 
 #: Jobs in one call of the daemon, which takes no call of any size.

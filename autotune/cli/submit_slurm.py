@@ -14,9 +14,9 @@ from autotune.cli.workload_check import unchecked_workloads
 from autotune.cluster.slurm_commands import require_sbatch
 from autotune.cluster.slurm_queue import SlurmQueue
 from autotune.cluster.slurm_request import Allocation, allocation
-from autotune.errors import AutotuneError, UnknownNameError, UsageError
-from autotune.layout import find_daemon
-from autotune.records import SCHEMA_VERSION, JobRequest
+from autotune.base.errors import AutotuneError, UnknownNameError, UsageError
+from autotune.base.layout import find_daemon
+from autotune.base.records import SCHEMA_VERSION, JobRequest
 
 QUEUES = ("daemon", "slurm")
 #: Options of `submit` that only Slurm understands.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from datetime import datetime, timedelta
 
-from autotune.errors import UsageError
-from autotune.parsing import duration_s
+from autotune.base.errors import UsageError
+from autotune.base.parsing import duration_s
 
 
 def moment(text: str, now: datetime) -> float:

@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from autotune.formatting import settings
-from autotune.layout import StudyFiles
-from autotune.observer import Observer
-from autotune.records import Beat, Config, Outcome, StudyHeat, StudySpec, Trial
-from autotune.tracking import TrackedRun, Tracker, Tracking, check
+from autotune.space.formatting import settings
+from autotune.base.layout import StudyFiles
+from autotune.base.observer import Observer
+from autotune.base.records import Beat, Config, Outcome, StudyHeat, StudySpec, Trial
+from autotune.base.tracking import TrackedRun, Tracker, Tracking, check
 
 
 class TrackedSearch:
@@ -94,7 +94,7 @@ def tracked_search(observer: Observer, names: Sequence[str], studies: Path) -> I
     """Yield an observer that tells trackers of a search, and end its run with the block.
 
     Raises:
-        UnknownNameError, UsageError: see `autotune.tracking.check`.
+        UnknownNameError, UsageError: see `autotune.base.tracking.check`.
     """
     tracked = TrackedSearch(observer, check(names), studies)
     try:

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune import tracking
-from autotune.catalog import find_workload
+from autotune.base import tracking
+from autotune.workload.catalog import find_workload
 from autotune.cli.options import Args, Json, Track, typer_option, was_typed
 from autotune.cli.output import print_json
 from autotune.cli.running import stop_signals
 from autotune.cli.train_epochs import All, Lines, default_folder, energy_counter, print_whole, tracked
-from autotune.data import sets as data_sets
-from autotune.errors import AutotuneError, UsageError, WorkloadError
-from autotune.formatting import one_line
-from autotune.leading import in_each_rank, without_threads
+from autotune.workload.data import sets as data_sets
+from autotune.base.errors import AutotuneError, UsageError, WorkloadError
+from autotune.space.formatting import one_line
+from autotune.launcher.leading import in_each_rank, without_threads
 from autotune.machine.host import read_host
-from autotune.parsing import duration_s
+from autotune.base.parsing import duration_s
 from autotune.profile import CODE, Profile, read, unlike, warnings_for
-from autotune.ranks import RANK_VARIABLES, own_rank
-from autotune.records import SCHEMA_VERSION, DataRef
+from autotune.base.ranks import RANK_VARIABLES, own_rank
+from autotune.base.records import SCHEMA_VERSION, DataRef
 from autotune.search.devices import cards_for
 from autotune.search.recheck import refuse_behind_store
 from autotune.search.request import model_of, resolve_device
@@ -35,8 +35,8 @@ from autotune.space import environment
 from autotune.study.options import option
 
 if TYPE_CHECKING:
-    from autotune.short_training import TrainingRate
-    from autotune.whole_training import WholeTraining
+    from autotune.training.short_training import TrainingRate
+    from autotune.training.whole_training import WholeTraining
 
 #: What to do if a rank was killed.
 AGAIN = "the same command goes on from the newest checkpoint, if one was written."
@@ -98,9 +98,9 @@ def train(
     if read_profile.conditions.epoch_samples is None:
         found = found.model_copy(update={"epoch_samples": None})
     with without_threads() if ranks > 1 else contextlib.nullcontext():
-        from autotune.applied import Applied
-        from autotune.short_training import train as train_steps
-        from autotune.whole_training import Checkpoints, TrainingSurroundings, train_epochs
+        from autotune.training.applied import Applied
+        from autotune.training.short_training import train as train_steps
+        from autotune.training.whole_training import Checkpoints, TrainingSurroundings, train_epochs
 
     # What is trained is compared by itself: it need not be the profile's own file. There will be as many ranks.
     differences = [row for row in Applied(read_profile).differences() if row[0] not in (CODE, "ranks")]

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from autotune.cli.output import print_json
-from autotune.formatting import count, rate_text, seconds_text
+from autotune.space.formatting import count, rate_text, seconds_text
 from autotune.machine.gpu import CardWatch
 from autotune.machine.rapl import Rapl
 from autotune.profile import Profile
-from autotune.records import SCHEMA_VERSION
-from autotune.tracking import TrackedRun, Tracker, Tracking
+from autotune.base.records import SCHEMA_VERSION
+from autotune.base.tracking import TrackedRun, Tracker, Tracking
 
 if TYPE_CHECKING:
-    from autotune.whole_training import EpochRow, TrainingProgress, TrainingWatcher, WholeTraining
+    from autotune.training.whole_training import EpochRow, TrainingProgress, TrainingWatcher, WholeTraining
 
 #: Seconds between two lines of progress where they stay.
 LINES_S = 30.0

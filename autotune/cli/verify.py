@@ -13,10 +13,10 @@ from autotune.cli.options import AllowBusy, Args, Command, Json, Map, ScriptFile
 from autotune.cli.output import print_json
 from autotune.cli.running import environment, stop_signals
 from autotune.cli.script_file import with_script
-from autotune.errors import NoVerdictError
-from autotune.formatting import count, interval_text, rate_text, ratio_text
+from autotune.base.errors import NoVerdictError
+from autotune.space.formatting import count, interval_text, rate_text, ratio_text
 from autotune.profile import Profile, read, warnings_for
-from autotune.records import SCHEMA_VERSION, CommandRef
+from autotune.base.records import SCHEMA_VERSION, CommandRef
 from autotune.search.recheck import AT_LEAST, Recheck, recheck, request_for
 from autotune.stats import Rate
 from autotune.study.options import option

@@ -9,7 +9,7 @@ import typer
 
 from autotune.cli.running import stop_signals
 from autotune.cli.storage import Storage, address_of
-from autotune.clock import SystemClock
+from autotune.base.clock import SystemClock
 from autotune.launcher.workplace import folder_of_worker
 from autotune.study.shared import SharedDatabase
 from autotune.study.storage_url import with_credentials

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from autotune.clock import Clock, SystemClock
+from autotune.base.clock import Clock, SystemClock
 from autotune.cluster.errand_table import LOOK_EVERY_S, SearchRow, WorkerSide, request_of, search_of
-from autotune.errors import InterruptedSearch, MachineError, UnknownNameError, UsageError
+from autotune.base.errors import InterruptedSearch, MachineError, UnknownNameError, UsageError
 from autotune.launcher import ProcessLauncher
 from autotune.launcher.errands import Errand, ErrandEnd, WorkerFacts
 from autotune.launcher.workplace import Workplace, own_code
 from autotune.machine.host import read_host
-from autotune.records import Beat, StudySpec
+from autotune.base.records import Beat, StudySpec
 from autotune.search.request import Device, resolve_device
 from autotune.study.patience import LostConnection, Patience
 from autotune.study.shared import SharedDatabase

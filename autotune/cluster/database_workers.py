@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from autotune.clock import Clock, SystemClock
+from autotune.base.clock import Clock, SystemClock
 from autotune.cluster.at_work import facts_of
 from autotune.cluster.errand_table import LOOK_EVERY_S, LOST_S, ErrandRow, SearchSide, WorkerRow
-from autotune.errors import UsageError
+from autotune.base.errors import UsageError
 from autotune.launcher import ProcessLauncher
 from autotune.launcher.errands import Errand, ErrandEnd, WorkerFacts
 from autotune.launcher.workers import Arrived, Gone, News, Reported, Returned, Said, Workers
 from autotune.launcher.workplace import Workplace, WorkplaceThread, own_code
-from autotune.layout import StudyFiles
-from autotune.records import Beat, StudySpec
+from autotune.base.layout import StudyFiles
+from autotune.base.records import Beat, StudySpec
 from autotune.search.request import Device
 from autotune.study.patience import PATIENCE_S, LostConnection
 from autotune.study.shared import SharedStudy

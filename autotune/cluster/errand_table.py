@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, update
 
 from autotune.launcher.errands import Errand, ErrandEnd, WorkerFacts
-from autotune.records import Beat
+from autotune.base.records import Beat
 from autotune.study.schema import ERRANDS, SEARCHES, STUDIES, WORKERS
 
 #: How often a search and its workers show that they are there, and look what is new; and after how long without a sign

@@ -11,13 +11,13 @@ import os
 import queue
 from pathlib import Path
 
-from autotune.clock import SystemClock
+from autotune.base.clock import SystemClock
 from autotune.launcher import ProcessLauncher
 from autotune.launcher.errands import Errand, ErrandEnd, WorkerFacts
 from autotune.launcher.workplace import Workplace, WorkplaceThread, folder_of_worker, own_code
 from autotune.machine.cores import allowed_cores, equal_shares
 from autotune.machine.host import read_host
-from autotune.records import Beat
+from autotune.base.records import Beat
 from autotune.search.request import resolve_device
 
 #: Ray starts its workers with this many threads for OpenMP, unless the node's own environment says otherwise.

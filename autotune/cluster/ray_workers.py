@@ -15,14 +15,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.clock import SystemClock
+from autotune.base.clock import SystemClock
 from autotune.cluster.ray_actor import RayWorker
-from autotune.errors import SIGNALS, MachineError, UsageError
-from autotune.formatting import listed
+from autotune.base.errors import SIGNALS, MachineError, UsageError
+from autotune.space.formatting import listed
 from autotune.launcher.errands import Errand, ErrandEnd, WorkerFacts
 from autotune.launcher.workers import Arrived, Gone, News, Reported, Returned, Said, Workers
 from autotune.launcher.workplace import own_code
-from autotune.records import Beat, StudySpec
+from autotune.base.records import Beat, StudySpec
 
 #: How often nodes are looked at, and how long an actor waits for something to report before it answers.
 NODES_S, REPORT_S = 2.0, 0.2

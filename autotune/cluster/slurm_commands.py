@@ -7,8 +7,8 @@ import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from autotune.errors import MachineError, UsageError
-from autotune.records import JobState
+from autotune.base.errors import MachineError, UsageError
+from autotune.base.records import JobState
 
 #: Slurm's own limit for an answer of its controller is 10 s by default (MessageTimeout), and its commands try again.
 LIMIT_S = 60.0

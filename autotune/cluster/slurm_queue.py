@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from autotune.clock import timestamp
+from autotune.base.clock import timestamp
 from autotune.cluster.slurm_commands import SlurmView, complaint, require_sbatch, sacct, scancel, squeue
 from autotune.cluster.slurm_request import Allocation
 from autotune.cluster.slurm_run import StudyRun
-from autotune.errors import AutotuneError, MachineError, NoVerdictError, UnknownNameError, UsageError
-from autotune.files import write_atomic
-from autotune.formatting import standing_text
-from autotune.layout import STATE_DIR, DaemonFiles, StudyFiles
+from autotune.base.errors import AutotuneError, MachineError, NoVerdictError, UnknownNameError, UsageError
+from autotune.base.files import write_atomic
+from autotune.space.formatting import standing_text
+from autotune.base.layout import STATE_DIR, DaemonFiles, StudyFiles
 from autotune.profile.here import look_here
 from autotune.profile.store import Store
-from autotune.records import ENDED, SCHEMA_VERSION, Finding, JobRequest, JobRow, JobState, Outcome, Record
+from autotune.base.records import ENDED, SCHEMA_VERSION, Finding, JobRequest, JobRow, JobState, Outcome, Record
 from autotune.search import SearchResult, load_outcome, new_study
 from autotune.search.request import check_request
 from autotune.study.failure import read_failure

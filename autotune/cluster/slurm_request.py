@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from autotune.cluster.slurm_run import WARNING
-from autotune.errors import UsageError
-from autotune.parsing import duration_s, duration_text, size_bytes
+from autotune.base.errors import UsageError
+from autotune.base.parsing import duration_s, duration_text, size_bytes
 
 #: Seconds before the end of a job's time at which it is told. A launch ends within a second, a script within six.
 WARNED_S = 90

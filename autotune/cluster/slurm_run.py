@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.cluster.slurm_commands import is_running
-from autotune.errors import INTERRUPTED, SIGNALS, AutotuneError, NoVerdictError
-from autotune.files import exclusive_lock
-from autotune.layout import StudyFiles
+from autotune.base.errors import INTERRUPTED, SIGNALS, AutotuneError, NoVerdictError
+from autotune.base.files import exclusive_lock
+from autotune.base.layout import StudyFiles
 
 #: The signal that submitit asks Slurm for, and handles.
 WARNING = signal.SIGUSR2

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from autotune.clock import Clock, SystemClock
+from autotune.base.clock import Clock, SystemClock
 from autotune.daemon.claims import Claims
 from autotune.daemon.settings import Settings
 from autotune.machine.cpu_load import CpuWatch
 from autotune.machine.gpu import Gpu, NvmlUnavailable, visible
-from autotune.records import Job
+from autotune.base.records import Job
 
 #: Name of the CPU as a device.
 CPU = "cpu"

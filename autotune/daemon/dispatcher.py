@@ -11,14 +11,14 @@ from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 from typing import Protocol
 
-from autotune.clock import Clock, timestamp
+from autotune.base.clock import Clock, timestamp
 from autotune.daemon.claims import Unclaimed
 from autotune.daemon.devices import Board
 from autotune.daemon.job.runner import Runner
 from autotune.daemon.job.sources import changed_source
 from autotune.daemon.queue import Queue
-from autotune.errors import MachineError, UsageError
-from autotune.records import Failed, Job, JobState, Queued, Running, Status
+from autotune.base.errors import MachineError, UsageError
+from autotune.base.records import Failed, Job, JobState, Queued, Running, Status
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autotune.daemon.devices import DeviceState
-from autotune.records import JobState
+from autotune.base.records import JobState
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from autotune.clock import Clock, timestamp
+from autotune.base.clock import Clock, timestamp
 from autotune.daemon.devices import Board
 from autotune.daemon.dispatcher import within
 from autotune.daemon.job.runner import Runner
 from autotune.daemon.queue import Queue
 from autotune.daemon.settings import Settings
-from autotune.records import Cancelled, Failed, Job, JobState, Paused, Queued, Running
+from autotune.base.records import Cancelled, Failed, Job, JobState, Paused, Queued, Running
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
-from autotune.clock import Clock, timestamp
+from autotune.base.clock import Clock, timestamp
 from autotune.daemon.devices import CPU, Board
 from autotune.daemon.dispatcher import Dispatcher
 from autotune.daemon.job.next_state import next_state
@@ -17,9 +17,9 @@ from autotune.daemon.notices import Notices
 from autotune.daemon.queue import Queue
 from autotune.daemon.runs import Runs
 from autotune.daemon.settings import Settings
-from autotune.errors import MachineError, UsageError
-from autotune.files import has_room
-from autotune.records import Cancelled, Done, Failed, Job, JobState, Paused, Queued, Running, Status
+from autotune.base.errors import MachineError, UsageError
+from autotune.base.files import has_room
+from autotune.base.records import Cancelled, Done, Failed, Job, JobState, Paused, Queued, Running, Status
 
 _T = TypeVar("_T")
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from autotune.clock import SystemClock
+from autotune.base.clock import SystemClock
 from autotune.daemon.children import Children
 from autotune.daemon.claims import Claims
 from autotune.daemon.devices import Board, RealDevices
@@ -27,9 +27,9 @@ from autotune.daemon.settings import Settings
 from autotune.daemon.systemd import SystemdNotifier
 from autotune.daemon.upkeep import Upkeep
 from autotune.daemon.web.process import Page
-from autotune.errors import AutotuneError, MachineError, UsageError
-from autotune.files import exclusive_lock, write_atomic
-from autotune.layout import DaemonFiles, lock_folder
+from autotune.base.errors import AutotuneError, MachineError, UsageError
+from autotune.base.files import exclusive_lock, write_atomic
+from autotune.base.layout import DaemonFiles, lock_folder
 from autotune.machine import nvml
 from autotune.machine.gpu import gpus
 

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from autotune.clock import Clock, timestamp
+from autotune.base.clock import Clock, timestamp
 from autotune.daemon.children import Children
 from autotune.daemon.queue import Queue
-from autotune.records import Done, Job, JobRequest
+from autotune.base.records import Done, Job, JobRequest
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 Knobs are found by listing this folder; nothing else names them. To add a knob, write ``autotune/knobs/NAME.py`` with
 ``KNOB``, an instance of a subclass of `Knob`. Spaces, samplers, checks, descriptions, profiles and ``docs/knobs.md``
-are derived from it, and `autotune.training` applies it.
+are derived from it, and `autotune.training.step` applies it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from importlib import import_module
 
 from autotune.knobs.knob import Knob, answer_to, spell
 from autotune.knobs.terms import Expected, Maths, OwnOption, Part, Refusal, Scope, SiteFacts, StepPlan
-from autotune.records import Value
+from autotune.base.records import Value
 
 __all__ = [
     "KNOBS",

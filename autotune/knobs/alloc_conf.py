@@ -25,7 +25,7 @@ from typing import Any
 
 from autotune.knobs.knob import Knob
 from autotune.knobs.terms import NEEDS_CUDA, Door, Expected, Refusal, Scope, SiteFacts
-from autotune.records import Value
+from autotune.base.records import Value
 
 #: PyTorch 2.9 renamed the variable. If both are set, the first is in force.
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")

@@ -16,7 +16,7 @@ from typing import Any
 
 from autotune.knobs.knob import Knob, doubled
 from autotune.knobs.terms import Door, Expected, Maths, OwnOption, Scope, SiteFacts
-from autotune.records import Value
+from autotune.base.records import Value
 
 #: The largest batch considered, as a multiple of the baseline's. On a CPU more than 4 gains nothing, and each step
 #: takes seconds. On a GPU, memory is the limit, but what is above 16 is tried only if the values below it pay.

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.knobs.knob import Knob
 from autotune.knobs.terms import Door, Expected, Maths, OwnOption, Refusal, Scope, SiteFacts, StepPlan
-from autotune.records import Config, HeatEntrant, Phase, TrialResult, Value
+from autotune.base.records import Config, HeatEntrant, Phase, TrialResult, Value
 
 if TYPE_CHECKING:
     import torch

@@ -21,7 +21,7 @@ from typing import Any
 
 from autotune.knobs.knob import Knob
 from autotune.knobs.terms import NEEDS_CUDA, Door, Expected, Maths, OwnOption, Refusal, Scope
-from autotune.records import Value
+from autotune.base.records import Value
 
 
 class CudnnBenchmark(Knob):

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from autotune.knobs.knob import Knob
 from autotune.knobs.terms import Expected, Maths, Refusal, Scope
-from autotune.records import Value
+from autotune.base.records import Value
 
 
 class Deterministic(Knob):

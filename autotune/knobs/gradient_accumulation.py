@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from autotune.knobs.knob import Knob, doubled
 from autotune.knobs.terms import Expected, Maths, Refusal, Scope, SiteFacts, StepPlan
-from autotune.records import Config, Value
+from autotune.base.records import Config, Value
 
 
 class GradientAccumulation(Knob):

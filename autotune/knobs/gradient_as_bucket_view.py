@@ -13,7 +13,7 @@ from typing import Any
 
 from autotune.knobs.knob import Knob
 from autotune.knobs.terms import NO_EXCHANGE, Expected, Scope
-from autotune.records import Value
+from autotune.base.records import Value
 
 
 class GradientAsBucketView(Knob):

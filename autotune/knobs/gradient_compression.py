@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from autotune.knobs.knob import Knob
 from autotune.knobs.terms import NO_EXCHANGE, Expected, Maths, Refusal, Scope
-from autotune.records import Value
+from autotune.base.records import Value
 
 if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.knobs.knob import Knob, doubled
 from autotune.knobs.terms import Door, Expected, Refusal, Scope, SiteFacts
-from autotune.records import Value
+from autotune.base.records import Value
 
 if TYPE_CHECKING:
     import torch

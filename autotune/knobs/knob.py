@@ -19,7 +19,7 @@ from autotune.knobs.terms import (
     SiteFacts,
     StepPlan,
 )
-from autotune.records import Host, Value
+from autotune.base.records import Host, Value
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from autotune.knobs.knob import Knob
 from autotune.knobs.terms import NEEDS_CUDA, Expected, Refusal, Scope, StepPlan
-from autotune.records import Value
+from autotune.base.records import Value
 
 
 class NonBlocking(Knob):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.agent.site.autotune_agent import applying
 from autotune.knobs.knob import Knob
 from autotune.knobs.terms import Door, Expected, Maths, OwnOption, Refusal, Scope, SiteFacts
-from autotune.records import Value
+from autotune.base.records import Value
 
 if TYPE_CHECKING:
     import torch

@@ -17,7 +17,7 @@ from typing import Any
 
 from autotune.knobs.knob import Knob
 from autotune.knobs.terms import Expected, OwnOption, Scope
-from autotune.records import Value
+from autotune.base.records import Value
 
 
 class PersistentWorkers(Knob):

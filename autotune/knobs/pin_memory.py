@@ -16,7 +16,7 @@ from typing import Any
 
 from autotune.knobs.knob import Knob
 from autotune.knobs.terms import NEEDS_CUDA, Expected, OwnOption, Scope, StepPlan
-from autotune.records import Value
+from autotune.base.records import Value
 
 
 class PinMemory(Knob):

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.knobs.knob import Knob
 from autotune.knobs.terms import NEEDS_CUDA, Door, Expected, Maths, OwnOption, Refusal, Scope, StepPlan
-from autotune.records import Value
+from autotune.base.records import Value
 
 if TYPE_CHECKING:
     import torch

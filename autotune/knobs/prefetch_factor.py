@@ -14,7 +14,7 @@ from typing import Any
 
 from autotune.knobs.knob import Knob
 from autotune.knobs.terms import Expected, OwnOption, Scope, SiteFacts
-from autotune.records import Config, Value
+from autotune.base.records import Config, Value
 
 
 class PrefetchFactor(Knob):

@@ -15,7 +15,7 @@ from typing import Any
 
 from autotune.knobs.knob import Knob
 from autotune.knobs.terms import NO_EXCHANGE, Expected, Maths, Scope
-from autotune.records import Value
+from autotune.base.records import Value
 
 
 class StaticGraph(Knob):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal
 
-from autotune.records import Host, Probe, Value
+from autotune.base.records import Host, Probe, Value
 
 if TYPE_CHECKING:
     import torch
@@ -137,7 +137,7 @@ NEEDS_CUDA = Refusal("needs a CUDA device", lambda facts, value: not facts.cuda)
 
 @dataclass
 class StepPlan:
-    """What a training step does besides forward, backward and update. Knobs fill it in; `autotune.training` applies it.
+    """What a training step does besides forward, backward and update. Knobs fill it in; `autotune.training.step` applies it.
 
     Attributes:
         autocast: dtype of ``torch.autocast``; ``None`` disables it.

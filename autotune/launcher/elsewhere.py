@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autotune.clock import SystemClock, VirtualClock
-from autotune.errors import MachineError
-from autotune.files import write_atomic
+from autotune.base.clock import SystemClock, VirtualClock
+from autotune.base.errors import MachineError
+from autotune.base.files import write_atomic
 from autotune.launcher.errands import ErrandEnd, WorkerFacts
 from autotune.launcher.folder import make_way, open_folder
 from autotune.launcher.fork_client import LOOK_S
@@ -22,8 +22,8 @@ from autotune.launcher.lanes import Lanes, OnBeat, Stop
 from autotune.launcher.packing import packed
 from autotune.launcher.workers import Arrived, Gone, News, Reported, Said, Workers
 from autotune.launcher.yardstick import Yardstick
-from autotune.layout import LaunchFiles, StudyFiles
-from autotune.records import (
+from autotune.base.layout import LaunchFiles, StudyFiles
+from autotune.base.records import (
     ATTEMPTS,
     Fingerprint,
     LaunchKind,

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ConfigDict, Field
 
 from autotune.machine.gpu import Gpu
-from autotune.records import Host, Record, TrialResult, TrialSpec
+from autotune.base.records import Host, Record, TrialResult, TrialSpec
 
 
 class WorkerFacts(Record):
@@ -41,7 +41,7 @@ class Errand(Record):
         spec: with the paths and the device of the machine of the search.
         code: the workload's file and the modules beside it, by name relative to its folder; empty: they are not files,
             or the training is a command, whose script is seen from here under the same name.
-        script: that script. script_sha256: its `autotune.catalog.source_hash`.
+        script: that script. script_sha256: its `autotune.workload.catalog.source_hash`.
         before: the launch that makes what this one starts from; it is run first if it was not run here.
     """
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from autotune.errors import MachineError
-from autotune.files import write_atomic
-from autotune.layout import LaunchFiles
-from autotune.records import TrialSpec
+from autotune.base.errors import MachineError
+from autotune.base.files import write_atomic
+from autotune.base.layout import LaunchFiles
+from autotune.base.records import TrialSpec
 
 
 def make_way(path: Path) -> None:

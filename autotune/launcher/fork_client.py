@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.clock import SystemClock
-from autotune.errors import MORE_PROCESSES, MachineError
+from autotune.base.clock import SystemClock
+from autotune.base.errors import MORE_PROCESSES, MachineError
 from autotune.launcher.logs import Logs
 from autotune.launcher.verdict import EVIDENCE_LINES
 from autotune.launcher.watch import Watch
-from autotune.layout import STORAGE_URL, LaunchFiles
-from autotune.records import TrialStatus
+from autotune.base.layout import STORAGE_URL, LaunchFiles
+from autotune.base.records import TrialStatus
 
 #: Time limit for the template to import torch.
 TEMPLATE_READY_S = 180.0

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
-from autotune.clock import SystemClock, VirtualClock
+from autotune.base.clock import SystemClock, VirtualClock
 from autotune.launcher import Launcher
 from autotune.launcher.fork_client import LOOK_S, STOPPED_S
-from autotune.records import Beat, TrialResult, TrialSpec
+from autotune.base.records import Beat, TrialResult, TrialSpec
 
 OnBeat = Callable[[Beat], None]
 Stop = Callable[[], bool]

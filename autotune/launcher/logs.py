@@ -6,10 +6,10 @@ import contextlib
 import os
 from types import TracebackType
 
-from autotune.errors import MachineError
-from autotune.files import FREE_SOME_SPACE, no_room
+from autotune.base.errors import MachineError
+from autotune.base.files import FREE_SOME_SPACE, no_room
 from autotune.launcher.folder import make_way
-from autotune.layout import LaunchFiles
+from autotune.base.layout import LaunchFiles
 
 #: A log that has grown beyond this is cut to its first and last bytes.
 LIMIT_BYTES = 16 * 2**20

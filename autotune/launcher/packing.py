@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from autotune.catalog import source_files
+from autotune.workload.catalog import source_files
 from autotune.launcher.errands import Errand
-from autotune.layout import StudyFiles
-from autotune.records import TrialSpec
+from autotune.base.layout import StudyFiles
+from autotune.base.records import TrialSpec
 
 
 def packed(name: str, spec: TrialSpec, study: Path) -> Errand:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from autotune.clock import Clock
-from autotune.errors import MachineError
+from autotune.base.clock import Clock
+from autotune.base.errors import MachineError
 from autotune.launcher.leftovers import is_alive
 from autotune.machine.gpu import Gpu, NvmlUnavailable, with_instances
-from autotune.records import TrialResult, TrialSpec, TrialStatus
+from autotune.base.records import TrialResult, TrialSpec, TrialStatus
 
 #: A card within this distance of its idle level is idle: the driver's own use varies slightly.
 IDLE_BYTES = 64 * 2**20

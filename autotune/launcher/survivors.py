@@ -7,8 +7,8 @@ import os
 import signal
 from pathlib import Path
 
-from autotune.clock import Clock
-from autotune.errors import MachineError
+from autotune.base.clock import Clock
+from autotune.base.errors import MachineError
 from autotune.launcher.leftovers import remove_leftovers
 
 #: Set in the environment of every process of a study.

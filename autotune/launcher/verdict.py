@@ -10,11 +10,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from autotune.errors import MORE_PROCESSES, SHM_FULL
-from autotune.files import CANNOT_WRITE, has_room, read_regular
+from autotune.base.errors import MORE_PROCESSES, SHM_FULL
+from autotune.base.files import CANNOT_WRITE, has_room, read_regular
 from autotune.launcher.watch import Watch
-from autotune.layout import LaunchFiles
-from autotune.records import TRANSIENT, LaunchKind, TrialResult, TrialSpec, TrialStatus
+from autotune.base.layout import LaunchFiles
+from autotune.base.records import TRANSIENT, LaunchKind, TrialResult, TrialSpec, TrialStatus
 
 #: A result takes some kilobytes per second measured. A larger file is not ours.
 MAX_RESULT_BYTES = 64 * 2**20

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from pydantic import ValidationError
 
-from autotune.clock import Clock
+from autotune.base.clock import Clock
 from autotune.knobs.compile_mode import compiles, phase_clause
-from autotune.records import Beat, Phase, TrialSpec, TrialStatus
+from autotune.base.records import Beat, Phase, TrialSpec, TrialStatus
 
 #: Format of a process's report of itself. Linux pids have at most seven digits.
 _FORKED = re.compile(rb'\{"forked": (\d{1,7})\}')

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from autotune.launcher.errands import Errand, ErrandEnd, WorkerFacts
-from autotune.records import Beat
+from autotune.base.records import Beat
 
 
 @dataclass(frozen=True)

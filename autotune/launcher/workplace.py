@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import autotune
-from autotune.catalog import source_files, source_hash
-from autotune.clock import Clock
-from autotune.data import sets
-from autotune.errors import AutotuneError, MachineError, WorkloadError
-from autotune.files import exclusive_lock, read_regular
+from autotune.workload.catalog import source_files, source_hash
+from autotune.base.clock import Clock
+from autotune.workload.data import sets
+from autotune.base.errors import AutotuneError, MachineError, WorkloadError
+from autotune.base.files import exclusive_lock, read_regular
 from autotune.launcher import Launcher
 from autotune.launcher.errands import Errand, ErrandEnd, WorkerFacts
-from autotune.layout import LaunchFiles
+from autotune.base.layout import LaunchFiles
 from autotune.machine import page_cache
-from autotune.records import Beat, DataRef, TrialResult, TrialSpec
+from autotune.base.version import __version__
+from autotune.base.records import Beat, DataRef, TrialResult, TrialSpec
 
 #: Of each log of a launch, the bytes at its end that are sent back.
 LOG_BYTES = 2**20
@@ -40,7 +41,7 @@ def own_code() -> str:
         # In a wheel, the catalogs are in the package. A workload is compared by itself.
         if name.parts[0] != "_catalog":
             found.update(f"{name}\0".encode() + path.read_bytes())
-    return f"{autotune.__version__}+{found.hexdigest()[:12]}"
+    return f"{__version__}+{found.hexdigest()[:12]}"
 
 
 class Workplace:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.launcher.errands import WorkerFacts
 from autotune.machine.fingerprint import fingerprint
-from autotune.records import Fingerprint, Probe, TrialSpec
+from autotune.base.records import Fingerprint, Probe, TrialSpec
 
 _DATA = ("data_kind", "data_identity", "data_store")
 

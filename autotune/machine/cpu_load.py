@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped, unused-ignore]
 
-from autotune.clock import Clock
+from autotune.base.clock import Clock
 
 _PROC = Path("/proc")
 

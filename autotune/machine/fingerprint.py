@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.machine.gpu import Gpu
-from autotune.records import DataRef, Fingerprint, Host, Probe
+from autotune.base.records import DataRef, Fingerprint, Host, Probe
 
 _GIB = 2**30
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped, unused-ignore]
 
-from autotune.errors import MachineError
-from autotune.records import Host
+from autotune.base.errors import MachineError
+from autotune.base.records import Host
 
 _PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from autotune.clock import Clock
+from autotune.base.clock import Clock
 from autotune.machine.host import read_host
 
 #: By default, data larger than this fraction of the free memory is not read: the training itself would evict a cache

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from autotune.profile.schema import Profile, shown
-from autotune.records import Fingerprint, WorkloadRef
+from autotune.base.records import Fingerprint, WorkloadRef
 
 #: The names of the rows that say whether the profile itself is as it was written, and the workload's code as it was.
 PROFILE, CODE = "profile", "workload_sha256"

@@ -6,14 +6,14 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from autotune.catalog import constants, find_workload, source_hash
-from autotune.errors import AutotuneError
+from autotune.workload.catalog import constants, find_workload, source_hash
+from autotune.base.errors import AutotuneError
 from autotune.machine.cuda import torch_versions
 from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus, visible, with_instances
 from autotune.machine.host import read_host
 from autotune.profile import Profile, altered
 from autotune.profile.checking import CODE, brief
-from autotune.records import Fingerprint, Value
+from autotune.base.records import Fingerprint, Value
 
 #: What stands for the code of the training where its files are not here.
 GONE = "gone"

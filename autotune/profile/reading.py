@@ -23,11 +23,11 @@ from ruamel.yaml.events import (
 )
 from ruamel.yaml.reader import ReaderError
 
-from autotune.errors import ProfileError, UnknownNameError
-from autotune.files import read_regular
-from autotune.layout import DEFAULT_STUDIES, StudyFiles
+from autotune.base.errors import ProfileError, UnknownNameError
+from autotune.base.files import read_regular
+from autotune.base.layout import DEFAULT_STUDIES, StudyFiles
 from autotune.profile.schema import EXPORT_AGAIN, SCHEMA_VERSION, Profile, Wrong, shown
-from autotune.records import LARGEST
+from autotune.base.records import LARGEST
 
 #: A profile is a few KiB; a larger file is something else.
 MAX_BYTES = 2**20

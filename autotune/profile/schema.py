@@ -12,9 +12,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
-from autotune.errors import UnknownNameError
+from autotune.base.errors import UnknownNameError
 from autotune.knobs import KNOBS, spell
-from autotune.records import LARGEST, LARGEST_IMAGE, Fingerprint, Record, TrialStatus, Value
+from autotune.base.records import LARGEST, LARGEST_IMAGE, Fingerprint, Record, TrialStatus, Value
 from autotune.space import canonical
 
 #: The schema version that is written, and the newest that can be read.

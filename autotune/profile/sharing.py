@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.errors import AutotuneError, MachineError, ProfileError, UsageError
+from autotune.base.errors import AutotuneError, MachineError, ProfileError, UsageError
 from autotune.profile import MAX_BYTES, Profile, dump, parse, printable
 from autotune.profile.store import Store, slot_name
-from autotune.records import Fingerprint
+from autotune.base.records import Fingerprint
 
 _NAME = re.compile(r"([0-9a-f]{64})\.yaml")
 

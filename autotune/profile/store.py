@@ -18,16 +18,16 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from autotune.catalog import is_named
-from autotune.clock import timestamp
-from autotune.errors import AutotuneError, MachineError, ProfileError, UnknownNameError
-from autotune.files import exclusive_lock, write_atomic
+from autotune.workload.catalog import is_named
+from autotune.base.clock import timestamp
+from autotune.base.errors import AutotuneError, MachineError, ProfileError, UnknownNameError
+from autotune.base.files import exclusive_lock, write_atomic
 from autotune.knobs import spell
 from autotune.profile import Profile, dump, read
 from autotune.profile.checking import CODE, PROFILE
 from autotune.profile.here import GONE, HARDWARE, Row, differences
-from autotune.ranks import own_rank
-from autotune.records import SCHEMA_VERSION, Fingerprint, Record
+from autotune.base.ranks import own_rank
+from autotune.base.records import SCHEMA_VERSION, Fingerprint, Record
 
 
 class Entry(Record):

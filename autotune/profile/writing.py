@@ -14,12 +14,12 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.representer import RoundTripRepresenter
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
-from autotune.catalog import is_named
-from autotune.files import write_atomic
+from autotune.workload.catalog import is_named
+from autotune.base.files import write_atomic
 from autotune.knobs import KNOBS, spell
-from autotune.learning_rate import follows
+from autotune.workload.learning_rate import follows
 from autotune.profile.schema import Gives, Measured, Profile, ProfileWorkload, printable, shown
-from autotune.records import Value
+from autotune.base.records import Value
 
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 #: Plain scalars that YAML 1.1 reads as another type (https://yaml.org/type/bool.html and null.html).

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.formatting import describe, interval_text, one_line, phrase, rate_text, ratio_text
-from autotune.records import Finding, Outcome, Standing
+from autotune.space.formatting import describe, interval_text, one_line, phrase, rate_text, ratio_text
+from autotune.base.records import Finding, Outcome, Standing
 from autotune.report.document import Commands, Facts, Paragraph, Part, Section, paragraphs
 from autotune.report.epochs import saved
 from autotune.report.material import Material

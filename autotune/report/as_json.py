@@ -22,7 +22,7 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from autotune.records import SCHEMA_VERSION, Outcome
+from autotune.base.records import SCHEMA_VERSION, Outcome
 from autotune.report.answer import answer_of
 from autotune.report.document import Commands, Curves, Document, Facts, Grid, Links, Paragraph, Part, Picture
 from autotune.report.epochs import whole_training, whole_training_s

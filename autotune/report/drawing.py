@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from autotune.formatting import one_line
+from autotune.space.formatting import one_line
 from autotune.report.inline_svg import COLOURS, FAINT, LINE, STRONG, TEXT, colour_of, inline
 from autotune.report.plots import Chart, Estimate, Intervals, Panel, Plot, Series, Stacks, Waterfall
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.formatting import count, percent_text, rate_text, seconds_text
-from autotune.records import DataRef, Outcome, Standing, Trial, training_s
+from autotune.space.formatting import count, percent_text, rate_text, seconds_text
+from autotune.base.records import DataRef, Outcome, Standing, Trial, training_s
 from autotune.report.document import Column, Grid, Kind, Section, facts, paragraphs
 from autotune.report.material import Material
 from autotune.report.sentences import bottleneck_of, label_of, measurement_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autotune.formatting import (
+from autotune.space.formatting import (
     describe,
     memory_text,
     percent_text,
@@ -13,7 +13,7 @@ from autotune.formatting import (
     settings,
 )
 from autotune.knobs import spell
-from autotune.records import Bottleneck, Config, KnobPart, LedgerRow, Outcome, Standing, Trial
+from autotune.base.records import Bottleneck, Config, KnobPart, LedgerRow, Outcome, Standing, Trial
 from autotune.report.document import Column, Facts, Grid, Kind, Paragraph, Section, paragraphs
 from autotune.report.material import Material
 from autotune.report.sentences import (

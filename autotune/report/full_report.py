@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from autotune.formatting import (
+from autotune.space.formatting import (
     count,
     counts_text,
     describe,
@@ -16,7 +16,7 @@ from autotune.formatting import (
     seconds_text,
 )
 from autotune.knobs import spell
-from autotune.records import DataRef, Outcome, TrialStatus
+from autotune.base.records import DataRef, Outcome, TrialStatus
 from autotune.report.answer import answer_of, answer_section
 from autotune.report.document import Commands, Document, Facts, Paragraph, Part, Section, Verbatim, facts, paragraphs
 from autotune.report.epochs import epochs

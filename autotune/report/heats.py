@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autotune.formatting import alone, count, describe, one_line, ratio_text, seconds_text, settings
-from autotune.records import Config, HeatEntrant, StudyHeat, TrialStatus
+from autotune.space.formatting import alone, count, describe, one_line, ratio_text, seconds_text, settings
+from autotune.base.records import Config, HeatEntrant, StudyHeat, TrialStatus
 from autotune.report.document import Column, Grid, Kind, Paragraph, Part, Section
 from autotune.report.lines import Line
 from autotune.report.sentences import full_stop, gain_text

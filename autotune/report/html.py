@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.formatting import count, one_line
+from autotune.space.formatting import count, one_line
 from autotune.report.document import Curves, Document, Picture
 from autotune.report.drawing import DASHES, Drawing, Key, draw
 from autotune.report.inline_svg import COLOURS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from autotune.formatting import one_line
+from autotune.space.formatting import one_line
 
 #: Number of colours in the style sheet: ``--c0``, ``--c1``, …
 COLOURS = 6

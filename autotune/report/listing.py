@@ -11,7 +11,7 @@ from pathlib import PurePath
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autotune.formatting import (
+from autotune.space.formatting import (
     count,
     counts_text,
     describe,
@@ -28,7 +28,7 @@ from autotune.formatting import (
 )
 from autotune.knobs import KNOBS, spell
 from autotune.knobs.terms import ONE_RANK
-from autotune.records import Config, Measurement, Trial, TrialStatus
+from autotune.base.records import Config, Measurement, Trial, TrialStatus
 from autotune.report.lines import Line, pairs
 from autotune.report.tables import new_table, status_cell
 from autotune.space import Choice, Space

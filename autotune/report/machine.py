@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from autotune.formatting import count, counts_text, listed, one_line, percent_text, rate_text, seconds_text
+from autotune.space.formatting import count, counts_text, listed, one_line, percent_text, rate_text, seconds_text
 from autotune.knobs import spell
 from autotune.knobs.compile_mode import phase_text
-from autotune.layout import COLD
+from autotune.base.layout import COLD
 from autotune.machine.gpu import LASTING_SLOWDOWN, SLOWDOWNS
-from autotune.records import Config, LaunchKind, Measurement, Surroundings, TrialResult, TrialStatus
+from autotune.base.records import Config, LaunchKind, Measurement, Surroundings, TrialResult, TrialStatus
 from autotune.report.document import Column, Facts, Grid, Kind, Part, Section, facts, paragraphs
 from autotune.report.material import LaunchRecord, Material
 from autotune.report.sentences import BUSY_ALLOWED, batch_of, ended, full_stop, listed_trials

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from autotune.formatting import one_line
+from autotune.space.formatting import one_line
 from autotune.report.document import (
     Commands,
     Curves,

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
-from autotune.errors import AutotuneError
-from autotune.layout import StudyFiles
+from autotune.base.errors import AutotuneError
+from autotune.base.layout import StudyFiles
 from autotune.profile import Profile, read
-from autotune.records import (
+from autotune.base.records import (
     DataRef,
     Failure,
     Measurement,
@@ -23,7 +23,7 @@ from autotune.records import (
     TrialResult,
     TrialSpec,
 )
-from autotune.requirements import Requirements
+from autotune.space.requirements import Requirements
 from autotune.study.failure import read_failure
 from autotune.study.launch_files import read_launches
 from autotune.study.reading import read_choices, read_heats, read_trials

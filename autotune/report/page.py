@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from autotune.files import write_atomic
-from autotune.formatting import one_line
-from autotune.layout import StudyFiles
-from autotune.records import Outcome
+from autotune.base.files import write_atomic
+from autotune.space.formatting import one_line
+from autotune.base.layout import StudyFiles
+from autotune.base.records import Outcome
 from autotune.report.full_report import report_on
 from autotune.report.html import to_html
 from autotune.report.material import read_material

@@ -5,7 +5,7 @@ The losses beside eager fp32 are drawn where the training check is reported (`au
 
 from __future__ import annotations
 
-from autotune.formatting import (
+from autotune.space.formatting import (
     describe,
     interval_text,
     listed,
@@ -15,7 +15,7 @@ from autotune.formatting import (
     seconds_text,
     settings,
 )
-from autotune.records import Finding, Outcome, Standing, Value
+from autotune.base.records import Finding, Outcome, Standing, Value
 from autotune.report.document import Picture, Section
 from autotune.report.material import Material
 from autotune.report.plots import Factor, IntervalRow, Intervals, Stacks, Waterfall

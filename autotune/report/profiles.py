@@ -12,11 +12,11 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Column
 from rich.text import Text
 
-from autotune.formatting import interval_text, listed, model_name, one_line, ratio_text
+from autotune.space.formatting import interval_text, listed, model_name, one_line, ratio_text
 from autotune.profile import Profile
 from autotune.profile.here import HARDWARE, Row, has_default_size, on_hardware
 from autotune.profile.store import Slot
-from autotune.records import Fingerprint
+from autotune.base.records import Fingerprint
 from autotune.report.lines import FittingTable, Line
 
 #: Behind the title of this machine's column.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from autotune.formatting import count, describe, memory_text, percent_text, rate_text, seconds_text
-from autotune.records import EAGER_FP32, Hold, HoldVerdict, Outcome, TrainVerdict
+from autotune.space.formatting import count, describe, memory_text, percent_text, rate_text, seconds_text
+from autotune.base.records import EAGER_FP32, Hold, HoldVerdict, Outcome, TrainVerdict
 from autotune.report.document import Column, Curves, Facts, Grid, Kind, Part, Section, facts, paragraphs
 from autotune.report.sentences import full_stop, holds_line, listed_trials
 from autotune.space import key

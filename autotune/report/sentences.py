@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from statistics import median
 
-from autotune.formatting import (
+from autotune.space.formatting import (
     count,
     describe,
     interval_text,
@@ -24,7 +24,7 @@ from autotune.formatting import (
     seconds_text,
     trial_rate_text,
 )
-from autotune.records import (
+from autotune.base.records import (
     Bottleneck,
     Config,
     DataVerdict,

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import shlex
 
-from autotune.formatting import memory_text, rate_text
-from autotune.records import Finding, Outcome, Standing
+from autotune.space.formatting import memory_text, rate_text
+from autotune.base.records import Finding, Outcome, Standing
 from autotune.report.answer import StudyAnswer, answer_of
 from autotune.report.document import Column, Commands, Document, Facts, Grid, Kind, Paragraph, Part, Section, paragraphs
 from autotune.report.epochs import whole_training

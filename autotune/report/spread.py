@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.formatting import (
+from autotune.space.formatting import (
     count,
     counts_text,
     describe,
@@ -23,7 +23,7 @@ from autotune.knobs.batch_size import KNOB as BATCH
 from autotune.knobs.num_workers import KNOB as WORKERS
 from autotune.knobs.persistent_workers import KNOB as PERSISTENT
 from autotune.knobs.prefetch_factor import KNOB as PREFETCH
-from autotune.records import Config, HeatEntrant, Side, Trial, TrialStatus
+from autotune.base.records import Config, HeatEntrant, Side, Trial, TrialStatus
 from autotune.report.document import Column, Grid, Kind, Picture
 from autotune.report.material import Material
 from autotune.report.plots import Axis, Chart, Level, Panel, Series, Span

@@ -8,7 +8,7 @@ from pathlib import Path, PurePath
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autotune.formatting import (
+from autotune.space.formatting import (
     count,
     counts_text,
     describe,
@@ -23,8 +23,8 @@ from autotune.formatting import (
     trial_peak_bytes,
     trial_rate_text,
 )
-from autotune.layout import StudyFiles
-from autotune.records import Finding, Outcome, Standing, Trial, TrialStatus
+from autotune.base.layout import StudyFiles
+from autotune.base.records import Finding, Outcome, Standing, Trial, TrialStatus
 from autotune.report.answer import headline_of
 from autotune.report.lines import Line
 from autotune.report.sentences import (

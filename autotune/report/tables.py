@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 from rich.text import Text
 
-from autotune.formatting import status_style
-from autotune.records import TrialStatus
+from autotune.space.formatting import status_style
+from autotune.base.records import TrialStatus
 from autotune.report.lines import FittingTable, new_fitting_table
 
 _FIGURES = ("trial", "samples/s", "steps/s", "speedup", "peak\nmemory", "took", "trials", "rate", "95 %", "turns")

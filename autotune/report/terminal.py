@@ -10,7 +10,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from autotune.formatting import one_line
+from autotune.space.formatting import one_line
 from autotune.report.document import (
     Commands,
     Curves,

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.formatting import count, describe, one_line, phrase, rate_text, seconds_text
-from autotune.learning_rate import follows
-from autotune.records import BreakEven, Config, Finding, Outcome, Standing, Trial
+from autotune.space.formatting import count, describe, one_line, phrase, rate_text, seconds_text
+from autotune.workload.learning_rate import follows
+from autotune.base.records import BreakEven, Config, Finding, Outcome, Standing, Trial
 from autotune.report.sentences import (
     batch_of,
     check_of,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from autotune.knobs.compile_mode import GUESS_S, mode_of
-from autotune.records import Config, Heat, HeatEntrant, Phase, Trial, TrialResult, TrialStatus
+from autotune.base.records import Config, Heat, HeatEntrant, Phase, Trial, TrialResult, TrialStatus
 from autotune.space import device_part, key
 
 #: A graph that the study has compiled before comes from inductor's cache and takes this fraction of the time.

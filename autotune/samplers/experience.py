@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from autotune.records import StudyHeat, Trial, TrialStatus
+from autotune.base.records import StudyHeat, Trial, TrialStatus
 from autotune.samplers.cost import CostModel
 from autotune.space import Lessons, key
 

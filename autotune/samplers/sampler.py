@@ -16,8 +16,8 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.errors import UnknownNameError
-from autotune.records import Config, Side, Value
+from autotune.base.errors import UnknownNameError
+from autotune.base.records import Config, Side, Value
 from autotune.samplers.translate import distributions
 from autotune.space import Space, canonical, distance, is_idle
 

@@ -8,7 +8,7 @@ import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState
 
-from autotune.records import INFEASIBLE, StudyHeat, TrialStatus, Value
+from autotune.base.records import INFEASIBLE, StudyHeat, TrialStatus, Value
 from autotune.space import Space, is_idle
 
 #: Name of the constraint; Optuna treats values above zero as infeasible.

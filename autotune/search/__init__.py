@@ -12,17 +12,17 @@ import uuid
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from autotune.catalog import find_objective
-from autotune.clock import timestamp
-from autotune.errors import AutotuneError, InterruptedSearch, MachineError, UsageError, WorkloadError
-from autotune.files import exclusive_lock, sweep_temporaries
+from autotune.workload.catalog import find_objective
+from autotune.base.clock import timestamp
+from autotune.base.errors import AutotuneError, InterruptedSearch, MachineError, UsageError, WorkloadError
+from autotune.base.files import exclusive_lock, sweep_temporaries
 from autotune.launcher import STUDY_MARK, end_survivors
-from autotune.layout import StudyFiles
+from autotune.base.layout import StudyFiles
 from autotune.machine.nvml import kept_open
-from autotune.parsing import duration_text
-from autotune.records import Config, Finding, Outcome, StudySpec, WorkloadRef
+from autotune.base.parsing import duration_text
+from autotune.base.records import Config, Finding, Outcome, StudySpec, WorkloadRef
 from autotune.report import best_so_far_line, leave_page
-from autotune.scoring import Scorer
+from autotune.workload.scoring import Scorer
 from autotune.search.devices import resolve_devices
 from autotune.search.dry_run import DryRun, dry_run_of
 from autotune.search.environment import Environment, run_of
@@ -65,7 +65,7 @@ def search(spec: StudySpec, studies: Path, env: Environment, *, first: Sequence[
             the folder are tried first (`autotune.search.warm_start`).
 
     Raises:
-        AutotuneError: see `autotune.errors`. Measurements made until then are in the study's folder; there is none if
+        AutotuneError: see `autotune.base.errors`. Measurements made until then are in the study's folder; there is none if
             the request or the workload failed before the first.
     """
     require_linux()
@@ -125,7 +125,7 @@ def resume(files: StudyFiles, env: Environment, budget: Callable[[float], float]
 
     Raises:
         ResumeRefusedError: the machine or the space has changed.
-        AutotuneError: see `autotune.errors`.
+        AutotuneError: see `autotune.base.errors`.
     """
     require_linux()
     require_utf8(files.folder)

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import fmean
 
 from autotune import stats
-from autotune.formatting import percent_text, ratio_text
+from autotune.space.formatting import percent_text, ratio_text
 from autotune.machine.gpu import SLOWDOWNS
 from autotune.profile import Profile, warnings_for
-from autotune.records import Measurement, Window
+from autotune.base.records import Measurement, Window
 
 #: Rates of other moments differ by chance, by this many standard deviations of a launch at most.
 _SCATTER = 3

@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from autotune.errors import MachineError, NoVerdictError
-from autotune.formatting import count, describe, interval_text, listed, ratio_text
-from autotune.records import Finding, HeatEntrant, StudyHeat, TrainVerdict, Trial, TrialResult, TrialStatus
+from autotune.base.errors import MachineError, NoVerdictError
+from autotune.space.formatting import count, describe, interval_text, listed, ratio_text
+from autotune.base.records import Finding, HeatEntrant, StudyHeat, TrainVerdict, Trial, TrialResult, TrialStatus
 from autotune.space import Lessons, Space, device_part, key
 from autotune.study.complete import is_device_bound
-from autotune.verify import Proof
-from autotune.verify.comparison import LEAST_LAUNCHES
+from autotune.search.verify import Proof
+from autotune.search.verify.comparison import LEAST_LAUNCHES
 
 #: With fewer configurations compared, that none was faster says nothing, unless there are no others.
 HANDFUL = 5

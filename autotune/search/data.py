@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from autotune.clock import Clock
-from autotune.data import sets
-from autotune.errors import UsageError
+from autotune.base.clock import Clock
+from autotune.workload.data import sets
+from autotune.base.errors import UsageError
 from autotune.machine import page_cache
 from autotune.machine.host import read_host
-from autotune.observer import Observer
-from autotune.records import DataRef, StudySpec
+from autotune.base.observer import Observer
+from autotune.base.records import DataRef, StudySpec
 
 #: Time limit for dropping data from the page cache, in seconds.
 EVICT_S = 20.0

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from autotune.errors import ImpossibleError, UsageError
-from autotune.formatting import count, memory_text
+from autotune.base.errors import ImpossibleError, UsageError
+from autotune.space.formatting import count, memory_text
 from autotune.machine.cores import allowed_cores, cores_text, equal_shares, parse_cores
 from autotune.machine.gpu import CardWatch, Gpu, NvmlUnavailable, gpus, visible
-from autotune.records import StudySpec
+from autotune.base.records import StudySpec
 from autotune.search.request import Device, resolve_device
 
 _CPU = "cpu:"

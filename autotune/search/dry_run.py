@@ -10,7 +10,7 @@ from math import prod
 import optuna
 from optuna.distributions import BaseDistribution
 
-from autotune.records import Config
+from autotune.base.records import Config
 from autotune.samplers import AutoSampler, Experience, Proposal
 from autotune.samplers.translate import distributions
 from autotune.search.setup import Setup

@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from autotune.clock import Clock, SystemClock, VirtualClock
-from autotune.errors import InterruptedSearch, UsageError
+from autotune.base.clock import Clock, SystemClock, VirtualClock
+from autotune.base.errors import InterruptedSearch, UsageError
 from autotune.launcher import Launcher, ProcessLauncher
 from autotune.launcher.elsewhere import RemoteLanes
 from autotune.launcher.errands import WorkerFacts
 from autotune.launcher.lanes import ThreadLanes
 from autotune.launcher.workers import Workers
-from autotune.layout import StudyFiles
+from autotune.base.layout import StudyFiles
 from autotune.machine.host import read_host
 from autotune.machine.nvml import kept_open
-from autotune.observer import Observer, Silent
-from autotune.records import Host, StudySpec, WorkloadRef
-from autotune.requirements import Requirements
+from autotune.base.observer import Observer, Silent
+from autotune.base.records import Host, StudySpec, WorkloadRef
+from autotune.space.requirements import Requirements
 from autotune.search.devices import resolve_devices
 from autotune.search.request import Device
 from autotune.study.budget import Budget

@@ -11,9 +11,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from autotune.formatting import listed, memory_text
-from autotune.layout import DEFAULT_STUDIES, StudyFiles
-from autotune.records import CommandRef, LeftFiles, Probe, StudySpec
+from autotune.space.formatting import listed, memory_text
+from autotune.base.layout import DEFAULT_STUDIES, StudyFiles
+from autotune.base.records import CommandRef, LeftFiles, Probe, StudySpec
 from autotune.report.sentences import left_text
 from autotune.study.launch_files import read_launch
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.errors import UsageError
-from autotune.layout import StudyFiles
+from autotune.base.errors import UsageError
+from autotune.base.layout import StudyFiles
 from autotune.profile import Profile, read
-from autotune.records import Finding, Measurement, Outcome, Standing, TrialStatus
+from autotune.base.records import Finding, Measurement, Outcome, Standing, TrialStatus
 from autotune.search.study_folders import study_argument
 from autotune.space import key
 from autotune.study.reading import read_trials

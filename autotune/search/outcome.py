@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-from autotune import __version__
-from autotune.clock import timestamp
-from autotune.formatting import likely_by
+from autotune.base.version import __version__
+from autotune.base.clock import timestamp
+from autotune.space.formatting import likely_by
 from autotune.knobs import KNOBS, Scope, answer_to, spell
 from autotune.knobs.compile_mode import compiles
 from autotune.knobs.knob import OTHERS
@@ -25,7 +25,7 @@ from autotune.profile import (
     Provenance,
     Versions,
 )
-from autotune.records import BreakEven, Edge, Finding, Limit, Outcome, Standing, Trial
+from autotune.base.records import BreakEven, Edge, Finding, Limit, Outcome, Standing, Trial
 from autotune.report.sentences import data_of, measurement_of
 from autotune.search.conclusion import Conclusion
 from autotune.search.left_files import left_behind, own_folders
@@ -34,7 +34,7 @@ from autotune.search.study_folders import resume_command, study_argument
 from autotune.space import maths_part
 from autotune.study.seconds import seconds_by_purpose
 from autotune.study.typed_request import command_of
-from autotune.verify import Proof
+from autotune.search.verify import Proof
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import os
 import shutil
 from pathlib import Path
 
-from autotune.entering import places, python_file, refuse_deaf
-from autotune.errors import UsageError
-from autotune.records import CommandRef
+from autotune.launcher.entering import places, python_file, refuse_deaf
+from autotune.base.errors import UsageError
+from autotune.base.records import CommandRef
 
 
 def require_program(command: CommandRef) -> None:

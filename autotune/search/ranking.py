@@ -8,12 +8,12 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from autotune.catalog import find_objective
-from autotune.errors import InfeasibleError, UsageError
-from autotune.formatting import count, describe, unmet_text
+from autotune.workload.catalog import find_objective
+from autotune.base.errors import InfeasibleError, UsageError
+from autotune.space.formatting import count, describe, unmet_text
 from autotune.knobs.compile_mode import compiles
-from autotune.layout import StudyFiles
-from autotune.records import (
+from autotune.base.layout import StudyFiles
+from autotune.base.records import (
     FIGURES,
     Config,
     Figure,
@@ -24,14 +24,14 @@ from autotune.records import (
     StudySpec,
     TrialStatus,
 )
-from autotune.requirements import Requirements, figure_of
+from autotune.space.requirements import Requirements, figure_of
 from autotune.samplers import cold_compiles, graph
-from autotune.scoring import Scorer
+from autotune.workload.scoring import Scorer
 from autotune.space import key
 from autotune.study.launch_files import read_launches
 from autotune.study.reading import read_heats, read_trials
 
-#: First words of the names of launches that were made in turns (`autotune.verify.race`).
+#: First words of the names of launches that were made in turns (`autotune.search.verify.race`).
 _IN_TURNS = ("verify", "narrow", "simpler", "ablate")
 
 

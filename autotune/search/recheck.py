@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from autotune import stats
-from autotune.catalog import find_objective
-from autotune.clock import timestamp
-from autotune.errors import AutotuneError, ImpossibleError, MachineError, UsageError, WorkloadError
+from autotune.workload.catalog import find_objective
+from autotune.base.clock import timestamp
+from autotune.base.errors import AutotuneError, ImpossibleError, MachineError, UsageError, WorkloadError
 from autotune.knobs import spell
 from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
-from autotune.layout import StudyFiles
+from autotune.base.layout import StudyFiles
 from autotune.profile import Profile, check
 from autotune.profile.checking import CODE, PROFILE
 from autotune.profile.here import differences as differences_here
 from autotune.profile.here import look_here
-from autotune.records import CommandRef, Config, Fingerprint, StudySpec, Trial, TrialResult, TrialStatus
-from autotune.scoring import Scorer
+from autotune.base.records import CommandRef, Config, Fingerprint, StudySpec, Trial, TrialResult, TrialStatus
+from autotune.workload.scoring import Scorer
 from autotune.search.causes import causes, slack
 from autotune.search.environment import Environment, run_of
 from autotune.search.request import check_request, model_of, require_linux
@@ -29,10 +29,10 @@ from autotune.search.script import command_name
 from autotune.search.setup import set_up
 from autotune.space import key, samples_at_once
 from autotune.study.launch_files import read_launches
-from autotune.verify.comparison import Comparison
-from autotune.verify.entrant import Entrant, ended_from_outside
-from autotune.verify.final import Final
-from autotune.verify.race import MAX_ROUNDS, Race
+from autotune.search.verify.comparison import Comparison
+from autotune.search.verify.entrant import Entrant, ended_from_outside
+from autotune.search.verify.final import Final
+from autotune.search.verify.race import MAX_ROUNDS, Race
 
 #: Fraction of the promise that is wanted by default.
 AT_LEAST = 0.95

@@ -7,17 +7,17 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.errors import AutotuneError, InfeasibleError, InterruptedSearch, MachineError, NoVerdictError
-from autotune.files import write_atomic
-from autotune.formatting import count, describe, unmet_text
-from autotune.layout import StudyFiles
+from autotune.base.errors import AutotuneError, InfeasibleError, InterruptedSearch, MachineError, NoVerdictError
+from autotune.base.files import write_atomic
+from autotune.space.formatting import count, describe, unmet_text
+from autotune.base.layout import StudyFiles
 from autotune.profile import Profile, read
 from autotune.profile import write as write_profile
-from autotune.records import Config, Finding, Outcome, Standing, Trial
+from autotune.base.records import Config, Finding, Outcome, Standing, Trial
 from autotune.report import headline_of
-from autotune.requirements import Requirements
+from autotune.space.requirements import Requirements
 from autotune.samplers import cold_compiles
-from autotune.scoring import Scorer
+from autotune.workload.scoring import Scorer
 from autotune.search.conclusion import MAY_BE_FASTER, Conclusion, conclude, raise_if_nothing_compared
 from autotune.search.data import evicted
 from autotune.search.environment import Run
@@ -34,7 +34,7 @@ from autotune.study.launch_files import read_launch
 from autotune.study.launches import Launches
 from autotune.study.loop import StudyLoop
 from autotune.study.request import read_request, write_request
-from autotune.verify import Contest, Final, Proof, proof_takes_s, prove, with_likely
+from autotune.search.verify import Contest, Final, Proof, proof_takes_s, prove, with_likely
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def search_and_prove(
         MachineError: nothing but the baseline could be measured, because the machine was busy. The study can be
             resumed, with its whole budget. NoVerdictError: the same because there was no time; it can be resumed with
             more.
-        AutotuneError: see `autotune.errors`. Measurements made until then are in the study's folder.
+        AutotuneError: see `autotune.base.errors`. Measurements made until then are in the study's folder.
     """
     run, space, scorer = setup.run, setup.space, scorers[0]
     history = _history(setup, first)

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from itertools import count, pairwise
 from pathlib import Path, PurePath
 
-from autotune.catalog import source_hash
-from autotune.entering import check_flags, flags_of, places, set_by
-from autotune.errors import UsageError
-from autotune.layout import StudyFiles
-from autotune.records import CommandRef, Phase, StudySpec, WorkloadRef
+from autotune.workload.catalog import source_hash
+from autotune.launcher.entering import check_flags, flags_of, places, set_by
+from autotune.base.errors import UsageError
+from autotune.base.layout import StudyFiles
+from autotune.base.records import CommandRef, Phase, StudySpec, WorkloadRef
 from autotune.search.program import require_program
 from autotune.study.launch_files import read_launch
 from autotune.study.plans import plan_for

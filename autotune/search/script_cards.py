@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from autotune.errors import ImpossibleError
-from autotune.formatting import count
+from autotune.base.errors import ImpossibleError
+from autotune.space.formatting import count
 from autotune.machine.gpu import NvmlUnavailable, gpus, visible
 from autotune.profile import Profile
 

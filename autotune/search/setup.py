@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune import stats
-from autotune.data import sets as data_sets
-from autotune.entering import flags_of
-from autotune.errors import AutotuneError, MachineError, NoVerdictError, UsageError, WorkloadError, by_exit_code
-from autotune.formatting import count
+from autotune.workload.data import sets as data_sets
+from autotune.launcher.entering import flags_of
+from autotune.base.errors import AutotuneError, MachineError, NoVerdictError, UsageError, WorkloadError, by_exit_code
+from autotune.space.formatting import count
 from autotune.knobs.num_workers import WORKERS
 from autotune.machine.fingerprint import fingerprint
-from autotune.records import (
+from autotune.base.records import (
     CommandRef,
     DataRef,
     Fingerprint,
@@ -34,7 +34,7 @@ from autotune.study.launch_files import read_launch
 from autotune.study.launches import LaunchConditions, Launches
 from autotune.study.running import Place
 from autotune.study.source_watch import SourceWatch
-from autotune.workload import DEFAULT_BATCH_SIZE
+from autotune.workload.contract import DEFAULT_BATCH_SIZE
 
 #: The data of the first probe, in which the workload reports the data it needs.
 _NO_DATA = DataRef(kind="none")

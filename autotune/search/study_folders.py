@@ -10,9 +10,9 @@ import shlex
 from collections.abc import Collection
 from pathlib import Path
 
-from autotune.errors import MachineError, UnknownNameError, UsageError
-from autotune.layout import DEFAULT_STUDIES, StudyFiles
-from autotune.records import StudySpec, WorkloadRef
+from autotune.base.errors import MachineError, UnknownNameError, UsageError
+from autotune.base.layout import DEFAULT_STUDIES, StudyFiles
+from autotune.base.records import StudySpec, WorkloadRef
 from autotune.study.reservation import refuse_reserved
 
 STUDY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
-from autotune.errors import AutotuneError
-from autotune.layout import StudyFiles
-from autotune.records import Outcome, StudySpec, Value
+from autotune.base.errors import AutotuneError
+from autotune.base.layout import StudyFiles
+from autotune.base.records import Outcome, StudySpec, Value
 from autotune.space import Space, key
 from autotune.study.reading import read_trials
 from autotune.study.request import read_request

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from autotune.errors import ImpossibleError, UnknownNameError, UsageError
+from autotune.base.errors import ImpossibleError, UnknownNameError, UsageError
 from autotune.knobs import KNOBS, Knob, SiteFacts, answer_to, spell
 from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
-from autotune.records import Host, Probe, Value
+from autotune.base.records import Host, Probe, Value
 from autotune.space.configuration import canonical, is_idle
 from autotune.space.legal import Choice, Space
 

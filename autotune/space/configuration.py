@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
-from autotune.errors import UnknownNameError, UsageError
+from autotune.base.errors import UnknownNameError, UsageError
 from autotune.knobs import KNOBS, Knob, Maths, Scope, spell
 from autotune.knobs.compile_mode import CUDAGRAPH_MODES, compiles, mode_of
 from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
 from autotune.knobs.gradient_accumulation import parts_of
 from autotune.knobs.num_workers import WORKERS, workers_of
-from autotune.records import Config, Host, Value
+from autotune.base.records import Config, Host, Value
 
 _PLACES = {name: i for i, name in enumerate(KNOBS)}
 #: Knobs that have no effect without another one, and that one.

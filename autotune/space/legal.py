@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from autotune.errors import MORE_SHM
+from autotune.base.errors import MORE_SHM
 from autotune.knobs import spell
 from autotune.knobs.compile_mode import eager
 from autotune.knobs.num_workers import KNOB as WORKERS
 from autotune.knobs.num_workers import workers_of
-from autotune.records import Config, Value
+from autotune.base.records import Config, Value
 from autotune.space.configuration import canonical, is_idle, key, why_apart
 from autotune.space.lessons import queued_batches
 

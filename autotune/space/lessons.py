@@ -6,7 +6,7 @@ from autotune.knobs import KNOBS, Scope
 from autotune.knobs.compile_mode import compiles
 from autotune.knobs.num_workers import workers_of
 from autotune.knobs.prefetch_factor import prefetch_of
-from autotune.records import Config, TrialStatus, Value
+from autotune.base.records import Config, TrialStatus, Value
 from autotune.space.configuration import AT_ONCE, key, maths_part, samples_at_once
 
 #: Knobs that affect device memory, except the number of samples.

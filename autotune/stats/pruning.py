@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autotune.records import MeasurePlan, Window
+from autotune.base.records import MeasurePlan, Window
 from autotune.stats.rate import rate_of
 
 #: With fewer windows an interval is meaningless, so slow steps get more time than planned.

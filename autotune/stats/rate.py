@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from autotune.records import Window
+from autotune.base.records import Window
 from autotune.stats.student import t_quantile
 
 #: Windows further than this many standard deviations from the centre are down-weighted.

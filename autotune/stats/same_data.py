@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from autotune.records import Delivered, DeliveredBatch, DeliveredEpoch, Deliveries, DeliveryPlan
+from autotune.base.records import Delivered, DeliveredBatch, DeliveredEpoch, Deliveries, DeliveryPlan
 
 #: Draws that are equal this much more often than beside it would be, by chance, this seldom, are the same draws.
 LUCK = 1e-4

@@ -8,9 +8,9 @@ import math
 import optuna
 from optuna.trial import TrialState
 
-from autotune.errors import ResumeRefusedError
-from autotune.layout import StudyFiles
-from autotune.records import Fingerprint, HeatPlan, StudyHeat, TrialResult, TrialSpec, TrialStatus
+from autotune.base.errors import ResumeRefusedError
+from autotune.base.layout import StudyFiles
+from autotune.base.records import Fingerprint, HeatPlan, StudyHeat, TrialResult, TrialSpec, TrialStatus
 from autotune.samplers.translate import distributions
 from autotune.space import Space
 from autotune.study.database import writing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from autotune.records import Config, Heat, StudyHeat, TrialStatus
+from autotune.base.records import Config, Heat, StudyHeat, TrialStatus
 from autotune.samplers import Experience
 from autotune.space import Space, canonical, is_loaders, key, loads_as
 from autotune.study.budget import ALONE_SHARE, Budget

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from autotune.errors import AutotuneError, MachineError, WorkloadError
+from autotune.base.errors import AutotuneError, MachineError, WorkloadError
 from autotune.knobs.compile_mode import phase_clause
-from autotune.records import ATTEMPTS, Config, Phase, TrialResult, TrialStatus
+from autotune.base.records import ATTEMPTS, Config, Phase, TrialResult, TrialStatus
 
 
 def is_verdict(result: TrialResult) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 
-from autotune.clock import Clock
-from autotune.errors import MachineError
-from autotune.files import write_atomic
-from autotune.formatting import seconds_text
-from autotune.layout import StudyFiles
+from autotune.base.clock import Clock
+from autotune.base.errors import MachineError
+from autotune.base.files import write_atomic
+from autotune.space.formatting import seconds_text
+from autotune.base.layout import StudyFiles
 
 #: At least this fraction of a budget is for searching; it is also what a search is planned with before its first trial.
 SEARCH_SHARE = 0.4

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from autotune import stats
-from autotune.errors import UnscoredError
-from autotune.records import Config, Measurement, Trial, TrialStatus
-from autotune.requirements import Requirements
+from autotune.base.errors import UnscoredError
+from autotune.base.records import Config, Measurement, Trial, TrialStatus
+from autotune.space.requirements import Requirements
 from autotune.samplers.auto.rates import MOSTLY_DEVICE
-from autotune.scoring import Scorer
+from autotune.workload.scoring import Scorer
 from autotune.space import Space, key
 
 

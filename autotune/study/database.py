@@ -1,4 +1,4 @@
-"""Opens a study in its own file, and translates SQLite's errors on writing it to `autotune.errors`."""
+"""Opens a study in its own file, and translates SQLite's errors on writing it to `autotune.base.errors`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import optuna
 from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
 
-from autotune.errors import AutotuneError, MachineError, UsageError
-from autotune.files import FREE_SOME_SPACE
-from autotune.layout import StudyFiles
-from autotune.records import StudySpec
+from autotune.base.errors import AutotuneError, MachineError, UsageError
+from autotune.base.files import FREE_SOME_SPACE
+from autotune.base.layout import StudyFiles
+from autotune.base.records import StudySpec
 from autotune.study.request import read_request
 from autotune.study.shared import SharedStudy
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 
-from autotune.errors import AutotuneError, MachineError
-from autotune.files import write_atomic
-from autotune.layout import StudyFiles
-from autotune.records import Failure
+from autotune.base.errors import AutotuneError, MachineError
+from autotune.base.files import write_atomic
+from autotune.base.layout import StudyFiles
+from autotune.base.records import Failure
 
 
 def note_failure(files: StudyFiles, error: AutotuneError) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 
 from autotune.knobs import shares
-from autotune.records import ATTEMPTS, Config, Heat, HeatEntrant, HeatPlan, TrialResult, TrialStatus
+from autotune.base.records import ATTEMPTS, Config, Heat, HeatEntrant, HeatPlan, TrialResult, TrialStatus
 
 
 def run_heat(launch: Callable[[int, HeatPlan], TrialResult], plan: HeatPlan) -> Heat:

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 import optuna
 from optuna.trial import TrialState
 
-from autotune.errors import ResumeRefusedError
-from autotune.layout import StudyFiles
-from autotune.records import (
+from autotune.base.errors import ResumeRefusedError
+from autotune.base.layout import StudyFiles
+from autotune.base.records import (
     ATTEMPTS,
     Config,
     Fingerprint,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from autotune.files import read_regular, write_atomic
+from autotune.base.files import read_regular, write_atomic
 from autotune.launcher.verdict import MAX_RESULT_BYTES
-from autotune.layout import LaunchFiles, StudyFiles
-from autotune.records import TrialResult, TrialSpec
+from autotune.base.layout import LaunchFiles, StudyFiles
+from autotune.base.records import TrialResult, TrialSpec
 
 
 def read_launch(files: LaunchFiles) -> tuple[TrialSpec | None, TrialResult | None]:

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from autotune.entering import places
+from autotune.launcher.entering import places
 from autotune.launcher import Launcher
-from autotune.layout import StudyFiles
-from autotune.observer import Observer
-from autotune.records import (
+from autotune.base.layout import StudyFiles
+from autotune.base.observer import Observer
+from autotune.base.records import (
     ATTEMPTS,
     CheckPlan,
     CommandRef,

@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from autotune import stats
-from autotune.errors import InterruptedSearch
-from autotune.formatting import phrase
+from autotune.base.errors import InterruptedSearch
+from autotune.space.formatting import phrase
 from autotune.knobs.compile_mode import closed_because
-from autotune.observer import Observer
-from autotune.records import Config, Heat, Measurement, StudyHeat, Trial, TrialResult, TrialStatus, heat_title
-from autotune.requirements import ANYTHING, Requirements
+from autotune.base.observer import Observer
+from autotune.base.records import Config, Heat, Measurement, StudyHeat, Trial, TrialResult, TrialStatus, heat_title
+from autotune.space.requirements import ANYTHING, Requirements
 from autotune.samplers import AutoSampler, Experience, LegalSampler, Searcher, make_sampler
-from autotune.scoring import Scorer
+from autotune.workload.scoring import Scorer
 from autotune.space import AT_ONCE, Space, key
 from autotune.study.agenda import Agenda
 from autotune.study.baseline import baseline_failed, is_verdict

@@ -7,8 +7,8 @@ The commands that take these options, the arguments of `autotune.tune`, the requ
 from __future__ import annotations
 
 from autotune.knobs import KNOBS
-from autotune.layout import DEFAULT_STUDIES
-from autotune.records import LARGEST_IMAGE
+from autotune.base.layout import DEFAULT_STUDIES
+from autotune.base.records import LARGEST_IMAGE
 from autotune.samplers import SAMPLERS
 from autotune.study.search_option import (
     BANDWIDTH,

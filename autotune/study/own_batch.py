@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from autotune.knobs.compile_mode import eager
-from autotune.records import Config, Trial, Value
+from autotune.base.records import Config, Trial, Value
 from autotune.samplers import Experience
 from autotune.space import Space, canonical, key
 

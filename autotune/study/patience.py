@@ -18,9 +18,9 @@ from optuna.study import StudyDirection
 from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.clock import Clock
-from autotune.errors import InterruptedSearch, MachineError
-from autotune.formatting import seconds_text
+from autotune.base.clock import Clock
+from autotune.base.errors import InterruptedSearch, MachineError
+from autotune.space.formatting import seconds_text
 from autotune.study.budget import Budget
 
 #: A search waits for so long for an answer: servers are restarted, and stand-ins take over, within minutes.

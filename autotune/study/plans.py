@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from autotune.records import Config, HeatPlan, MeasurePlan, PhaseLimits, Side, Value
+from autotune.base.records import Config, HeatPlan, MeasurePlan, PhaseLimits, Side, Value
 
 #: Half-widths of the ratios in a heat, 95 %, with which the rest are equal.
 _SETTLED = {"cpu": 0.02, "cuda": 0.005}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autotune import stats
-from autotune.records import Config, Trial
+from autotune.base.records import Config, Trial
 from autotune.space import Space
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import UsageError
+from autotune.base.errors import UsageError
 from autotune.knobs import spell
-from autotune.parsing import duration_text, price_text
+from autotune.base.parsing import duration_text, price_text
 
 
 @dataclass(frozen=True)

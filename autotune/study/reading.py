@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import optuna
 
-from autotune.errors import AutotuneError, MachineError, UsageError
-from autotune.layout import StudyFiles
-from autotune.records import Fingerprint, StudyHeat, Trial
+from autotune.base.errors import AutotuneError, MachineError, UsageError
+from autotune.base.layout import StudyFiles
+from autotune.base.records import Fingerprint, StudyHeat, Trial
 from autotune.samplers.translate import heats_of
 from autotune.study.conditions import BASELINE
 from autotune.study.database import IF_DAMAGED, name_in, refusal

@@ -9,10 +9,10 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
-from autotune.errors import UsageError
-from autotune.files import read_regular, write_atomic
-from autotune.layout import StudyFiles
-from autotune.records import SCHEMA_VERSION, StudySpec
+from autotune.base.errors import UsageError
+from autotune.base.files import read_regular, write_atomic
+from autotune.base.layout import StudyFiles
+from autotune.base.records import SCHEMA_VERSION, StudySpec
 
 #: A request takes about a kilobyte.
 MAX_REQUEST_BYTES = 2**20

@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from autotune.errors import MachineError, UsageError
-from autotune.files import write_atomic
-from autotune.layout import StudyFiles
-from autotune.records import Record
+from autotune.base.errors import MachineError, UsageError
+from autotune.base.files import write_atomic
+from autotune.base.layout import StudyFiles
+from autotune.base.records import Record
 
 
 class Reservation(Record):

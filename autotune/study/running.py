@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from autotune.launcher import Launcher
 from autotune.launcher.lanes import Lanes, OneLane
-from autotune.layout import LaunchFiles, StudyFiles
-from autotune.observer import Observer
-from autotune.records import Beat, TrialResult, TrialSpec, TrialStatus
+from autotune.base.layout import LaunchFiles, StudyFiles
+from autotune.base.observer import Observer
+from autotune.base.records import Beat, TrialResult, TrialSpec, TrialStatus
 from autotune.study.budget import Budget
 from autotune.study.launch_files import write_result
 from autotune.study.samples_read import SamplesRead

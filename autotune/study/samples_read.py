@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from autotune.layout import LaunchFiles, StudyFiles
-from autotune.records import TrialResult, TrialSpec
+from autotune.base.layout import LaunchFiles, StudyFiles
+from autotune.base.records import TrialResult, TrialSpec
 from autotune.study.launch_files import read_launch
 
 #: What a launch without a result is taken to have read, in batches, before any launch has told.

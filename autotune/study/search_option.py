@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from autotune.errors import UsageError
-from autotune.parsing import (
+from autotune.base.errors import UsageError
+from autotune.base.parsing import (
     bandwidth_bytes_per_s,
     duration_s,
     duration_text,
@@ -19,7 +19,7 @@ from autotune.parsing import (
     short_duration_s,
     size_bytes,
 )
-from autotune.records import LARGEST
+from autotune.base.records import LARGEST
 from autotune.study import python_values as python
 from autotune.study.storage_url import typed_address
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from autotune import stats
-from autotune.records import Phase, Trial
+from autotune.base.records import Phase, Trial
 from autotune.samplers import WARM_COMPILE
 from autotune.study.budget import CHECK_LAUNCHES, Budget, search_share
 from autotune.study.complete import CompleteTrials

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from autotune.layout import StudyFiles
-from autotune.records import LaunchKind, LedgerRow, Phase, TrialResult, TrialSpec
+from autotune.base.layout import StudyFiles
+from autotune.base.records import LaunchKind, LedgerRow, Phase, TrialResult, TrialSpec
 from autotune.study.launch_files import read_launches
 
 BETWEEN = "between launches"

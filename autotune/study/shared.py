@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import optuna
 from optuna.storages import BaseStorage, RDBStorage
 
-from autotune.clock import SystemClock
-from autotune.errors import MachineError, UsageError
-from autotune.layout import STORAGE_URL
-from autotune.records import StudySpec
+from autotune.base.clock import SystemClock
+from autotune.base.errors import MachineError, UsageError
+from autotune.base.layout import STORAGE_URL
+from autotune.base.records import StudySpec
 from autotune.study.patience import LostConnection, Patience, PatientStorage
 from autotune.study.storage_url import DRIVERS, StorageUrl, with_credentials
 

@@ -6,8 +6,8 @@ import contextlib
 import os
 from pathlib import Path
 
-from autotune.catalog import source_files, source_hash
-from autotune.errors import UsageError, WorkloadError
+from autotune.workload.catalog import source_files, source_hash
+from autotune.base.errors import UsageError, WorkloadError
 
 _Stamp = tuple[int, int, int, int]
 
@@ -17,7 +17,7 @@ class SourceWatch:
 
     Args:
         path: the workload's file.
-        sha256: `autotune.catalog.source_hash` of it when the search began.
+        sha256: `autotune.workload.catalog.source_hash` of it when the search began.
     """
 
     def __init__(self, path: Path, sha256: str) -> None:

@@ -4,7 +4,7 @@ leave a starving loader alone, and which trials cannot run beside others."""
 from __future__ import annotations
 
 from autotune.knobs.num_workers import KNOB as WORKERS
-from autotune.records import Config, Trial
+from autotune.base.records import Config, Trial
 
 #: If a training waits for its loader for more than this part of a step, what its device gains hardly matters: at most
 #: 1 / WAITS (Amdahl, AFIPS 1967).

@@ -11,8 +11,8 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from autotune.errors import UsageError
-from autotune.layout import STORAGE_URL
+from autotune.base.errors import UsageError
+from autotune.base.layout import STORAGE_URL
 
 if TYPE_CHECKING:
     import sqlalchemy

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from autotune.errors import MachineError
+from autotune.base.errors import MachineError
 from autotune.knobs import spell
-from autotune.layout import StudyFiles
-from autotune.records import TrialResult, TrialSpec
+from autotune.base.layout import StudyFiles
+from autotune.base.records import TrialResult, TrialSpec
 from autotune.study.database import writing
 from autotune.study.launch_files import read_launches
 from autotune.study.shared import SharedStudy

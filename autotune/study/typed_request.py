@@ -8,10 +8,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from autotune.errors import UsageError
+from autotune.base.errors import UsageError
 from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
-from autotune.records import StudySpec
-from autotune.requirements import Requirements
+from autotune.base.records import StudySpec
+from autotune.space.requirements import Requirements
 from autotune.study.options import OPTIONS
 
 

@@ -118,7 +118,7 @@ def listing(rehearsal: bool) -> str:
 
 def _call(options: argparse.Namespace) -> Call:
     try:
-        from autotune.errors import AutotuneError
+        from autotune.base.errors import AutotuneError
         from autotune.machine.host import read_host
         from autotune.search.request import resolve_device
         from benchmarks.tables import machine

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from autotune.files import write_atomic
+from autotune.base.files import write_atomic
 from benchmarks.card.parts import BY_NAME
 from benchmarks.card.stage import NO_TIME, TAIL, Skipped, Stage
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from autotune.catalog import find_workload
-from autotune.clock import SystemClock
-from autotune.data.sets import synthetic
+from autotune.workload.catalog import find_workload
+from autotune.base.clock import SystemClock
+from autotune.workload.data.sets import synthetic
 from autotune.knobs import KNOBS
 from autotune.launcher import Launcher, ProcessLauncher
 from autotune.machine.host import read_host
-from autotune.records import (
+from autotune.base.records import (
     Beat,
     DataRef,
     LaunchKind,

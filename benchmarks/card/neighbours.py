@@ -14,7 +14,7 @@ from typing import Any
 
 from autotune.machine.gpu import gpus
 from autotune.machine.host import read_host
-from autotune.records import Beat, MeasurePlan, Phase
+from autotune.base.records import Beat, MeasurePlan, Phase
 from benchmarks.card.launches import base_config, figures_of, launcher, run, spec_for
 from benchmarks.card.stage import NO_TIME, ROOT, Stage, wait_until
 from benchmarks.launching import workload

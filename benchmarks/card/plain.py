@@ -6,9 +6,9 @@ import math
 from statistics import median
 from typing import Any
 
-from autotune.catalog import find_workload
+from autotune.workload.catalog import find_workload
 from autotune.profile import read
-from autotune.records import Config, MeasurePlan, Value
+from autotune.base.records import Config, MeasurePlan, Value
 from autotune.space import environment
 from benchmarks.card.launches import IMAGE_SIZE, SHORT, base_config, figures_of, launcher, possible, run, spec_for
 from benchmarks.card.searches import best_profile

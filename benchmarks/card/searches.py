@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import AutotuneError
-from autotune.layout import STATE_DIR
+from autotune.base.errors import AutotuneError
+from autotune.base.layout import STATE_DIR
 from autotune.profile import read
-from autotune.replay import read_surface
+from autotune.search.replay import read_surface
 from benchmarks.card.launches import IMAGE_SIZE
 from benchmarks.card.stage import ROOT, Skipped, Stage, last_json, tail
 from benchmarks.launching import WORKLOADS

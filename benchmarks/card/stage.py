@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from autotune.files import write_atomic
+from autotune.base.files import write_atomic
 
 _T = TypeVar("_T")
 ROOT = Path(__file__).resolve().parent.parent.parent

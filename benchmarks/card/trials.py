@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from statistics import median
 
-from autotune.records import MeasurePlan, PhaseLimits, Value
+from autotune.base.records import MeasurePlan, PhaseLimits, Value
 from benchmarks.card.launches import SHORT, base_config, figures_of, launcher, run, spec_for
 from benchmarks.card.stage import NO_TIME, Stage
 from benchmarks.spawning import Forked, fixed_s, spawned

@@ -13,11 +13,11 @@ from statistics import median
 from typing import Any
 
 from autotune import stats
-from autotune.catalog import find_workload
-from autotune.clock import SystemClock
+from autotune.workload.catalog import find_workload
+from autotune.base.clock import SystemClock
 from autotune.launcher import ProcessLauncher
 from autotune.profile import read
-from autotune.records import CommandRef, DataRef, LaunchKind, MeasurePlan, TrialSpec, Value
+from autotune.base.records import CommandRef, DataRef, LaunchKind, MeasurePlan, TrialSpec, Value
 from autotune.stats import PRIORS
 from benchmarks.launching import WORKLOADS, measurement_of, run
 from benchmarks.tables import ResultTable

@@ -8,7 +8,7 @@ from torch.utils.data import Dataset
 from torchvision.models import resnet18
 from torchvision.transforms import v2
 
-from autotune.workload import Context
+from autotune.workload.contract import Context
 
 BATCH_SIZE = 32
 

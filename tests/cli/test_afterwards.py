@@ -17,7 +17,7 @@ import yaml as pyyaml
 
 from autotune.cli.main import run
 from autotune.cli.show import FIGURES
-from autotune.formatting import rate_text
+from autotune.space.formatting import rate_text
 from autotune.space import key
 
 from .conftest import STATUSES, Finished

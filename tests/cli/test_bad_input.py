@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from autotune.cli.main import run
-from autotune.data.photographs import photograph
-from autotune.files import exclusive_lock
-from autotune.layout import StudyFiles
-from autotune.records import StudySpec
+from autotune.workload.data.photographs import photograph
+from autotune.base.files import exclusive_lock
+from autotune.base.layout import StudyFiles
+from autotune.base.records import StudySpec
 from autotune.study.request import write_request
 
 #: A workload of which tests replace parts.

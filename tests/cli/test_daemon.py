@@ -23,10 +23,10 @@ from autotune.cli.jobs import exit_code_of
 from autotune.cli.main import run
 from autotune.cli.times import minute_of_day, moment, window_of
 from autotune.daemon.rpc.client import Client
-from autotune.errors import UsageError
-from autotune.layout import DaemonFiles
-from autotune.records import Cancelled, Done, Job, JobState
-from autotune.testing import make_job_request
+from autotune.base.errors import UsageError
+from autotune.base.layout import DaemonFiles
+from autotune.base.records import Cancelled, Done, Job, JobState
+from tests.support import make_job_request
 
 from ..daemon.conftest import SURFACE  # noqa: TID252
 from .conftest import PLAIN, WORKLOAD, typed_here

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autotune.cli.main import run
-from autotune.export import FORMATS, own
+from autotune.profile.export import FORMATS, own
 
 from .conftest import Finished
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune.applied import Applied
-from autotune.catalog import find_workload
+from autotune.training.applied import Applied
+from autotune.workload.catalog import find_workload
 from autotune.cli.main import run
-from autotune.errors import UsageError
+from autotune.base.errors import UsageError
 from autotune.machine.host import read_host
 from autotune.profile import Profile, dump, parse
 from autotune.profile.schema import ProfileWorkload

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.cli.main import run
 from autotune.cli.output import write_output
-from autotune.errors import MachineError
+from autotune.base.errors import MachineError
 
 LONG, HUGE, FOREIGN = "x" * 5000, "9" * 400, "\udcff"
 #: Files that a command may be pointed at: their names, and their content.

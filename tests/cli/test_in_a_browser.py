@@ -13,9 +13,9 @@ import pytest
 
 from autotune.daemon.web.pages import one_job
 from autotune.daemon.web.progress import Progress
-from autotune.records import Done, Job
+from autotune.base.records import Done, Job
 from autotune.report.html import to_html
-from autotune.testing import make_job_request, make_trial
+from tests.support import make_job_request, make_trial
 
 from .conftest import Finished
 

@@ -13,8 +13,8 @@ import pytest
 from autotune.cli.main import run
 from autotune.cli.script_parts import Script
 from autotune.cli.script_syntax import NotTold
-from autotune.records import DataRef
-from autotune.workload import Context
+from autotune.base.records import DataRef
+from autotune.workload.contract import Context
 
 TRAIN = Path(__file__).with_name("plain_training.py")
 

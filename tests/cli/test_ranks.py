@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from autotune.layout import StudyFiles
+from autotune.base.layout import StudyFiles
 from autotune.profile import Profile, read
-from autotune.records import LaunchKind
+from autotune.base.records import LaunchKind
 from autotune.study.launch_files import read_launches
 
 from .conftest import DEADLINE_S, SEARCH, Finished, new_project, survivors

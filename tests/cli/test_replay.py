@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from autotune.cli.main import run
-from autotune.records import Config, Value
-from autotune.testing import write_surface
+from autotune.base.records import Config, Value
+from tests.support import write_surface
 
 BASELINE: dict[str, Value] = {"precision": "fp32", "batch_size": 32, "num_workers": 0}
 KNOBS: dict[str, tuple[Value, ...]] = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotune.cli.main import run
-from autotune.layout import StudyFiles
+from autotune.base.layout import StudyFiles
 from autotune.report import page
 
 from .conftest import Finished

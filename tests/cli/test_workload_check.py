@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from autotune.catalog import find_workload
+from autotune.workload.catalog import find_workload
 from autotune.cli.workload_check import check_workload, unchecked_workloads
-from autotune.errors import AutotuneError, UsageError, WorkloadError
+from autotune.base.errors import AutotuneError, UsageError, WorkloadError
 from autotune.launcher.leftovers import is_alive
-from autotune.testing import make_job_request, make_study_spec
+from tests.support import make_job_request, make_study_spec
 
 from ..process.alive import wait_until  # noqa: TID252
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from autotune.layout import STATE_DIR, StudyFiles
+from autotune.base.layout import STATE_DIR, StudyFiles
 
 from ..process.alive import wait_until  # noqa: TID252
 from .slurm import SlurmCluster, missing, slurm_cluster

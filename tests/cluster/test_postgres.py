@@ -16,8 +16,8 @@ import pytest
 
 import autotune
 from autotune.cli import main
-from autotune.layout import STATE_DIR, STORAGE_URL, StudyFiles
-from autotune.records import TrialStatus
+from autotune.base.layout import STATE_DIR, STORAGE_URL, StudyFiles
+from autotune.base.records import TrialStatus
 from autotune.space import key
 from autotune.study.reading import read_trials
 from autotune.study.request import read_request

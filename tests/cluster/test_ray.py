@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.layout import STATE_DIR, StudyFiles
+from autotune.base.layout import STATE_DIR, StudyFiles
 from autotune.profile import read
 from autotune.space import key
 from autotune.study.launch_files import read_launches

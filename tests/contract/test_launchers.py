@@ -4,11 +4,11 @@ import time
 
 import pytest
 
-from autotune.catalog import find_workload
-from autotune.clock import SystemClock
+from autotune.workload.catalog import find_workload
+from autotune.base.clock import SystemClock
 from autotune.launcher.lanes import ThreadLanes
-from autotune.records import MeasurePlan, TrialStatus
-from autotune.testing import FakeClock, LauncherContract, LauncherRig, Play, Scenario, ScriptedLauncher, make_spec
+from autotune.base.records import MeasurePlan, TrialStatus
+from tests.support import FakeClock, LauncherContract, LauncherRig, Play, Scenario, ScriptedLauncher, make_spec
 
 PLAYS = {
     Scenario.HEALTHY: Play(),

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from autotune.daemon.job.runner import ProcessRunner
-from autotune.layout import QueueFiles
-from autotune.records import Job
-from autotune.testing import Behaviour, RunnerContract, RunnerRig, ScriptedRunner, make_job_request
+from autotune.base.layout import QueueFiles
+from autotune.base.records import Job
+from tests.support import Behaviour, RunnerContract, RunnerRig, ScriptedRunner, make_job_request
 
 from ..process.alive import wait_until  # noqa: TID252
 

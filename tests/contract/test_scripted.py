@@ -3,10 +3,10 @@
 import pytest
 
 from autotune import stats
-from autotune.layout import LaunchFiles
-from autotune.records import Beat, LaunchKind, Phase, TrialStatus
+from autotune.base.layout import LaunchFiles
+from autotune.base.records import Beat, LaunchKind, Phase, TrialStatus
 from autotune.space import key
-from autotune.testing import FakeClock, Play, ScriptedLauncher, make_host, make_measurement, make_probe, make_spec
+from tests.support import FakeClock, Play, ScriptedLauncher, make_host, make_measurement, make_probe, make_spec
 
 
 def run(launcher, spec):

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from autotune.daemon.rpc.client import Client
-from autotune.errors import DaemonUnreachableError
-from autotune.layout import LOCK_DIR, DaemonFiles
-from autotune.records import ENDED, Job, JobRequest
-from autotune.testing import make_job_request, make_study_spec
+from autotune.base.errors import DaemonUnreachableError
+from autotune.base.layout import LOCK_DIR, DaemonFiles
+from autotune.base.records import ENDED, Job, JobRequest
+from tests.support import make_job_request, make_study_spec
 
 from ..cli.conftest import WORKLOAD  # noqa: TID252
 from ..process.alive import wait_until  # noqa: TID252

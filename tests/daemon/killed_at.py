@@ -9,7 +9,7 @@ from autotune.daemon.job.runner import ProcessRunner
 from autotune.daemon.queue import jobs
 from autotune.daemon.queue.jobs import Queue
 from autotune.daemon.scheduler import Scheduler
-from autotune.records import Running
+from autotune.base.records import Running
 
 step = sys.argv.pop(1)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 conftest = importlib.import_module("tests.daemon.conftest")
-from autotune.errors import AutotuneError  # noqa: E402
+from autotune.base.errors import AutotuneError  # noqa: E402
 
 small, project = Path(sys.argv[1]), Path(sys.argv[2])
 ballast = small / "ballast"

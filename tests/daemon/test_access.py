@@ -18,9 +18,9 @@ import pytest
 
 from autotune.daemon.rpc.client import Client
 from autotune.daemon.rpc.protocol import CALL_BYTES, short_name
-from autotune.errors import DaemonUnreachableError, MachineError, UsageError
-from autotune.layout import DaemonFiles, find_daemon
-from autotune.records import JobState
+from autotune.base.errors import DaemonUnreachableError, MachineError, UsageError
+from autotune.base.layout import DaemonFiles, find_daemon
+from autotune.base.records import JobState
 
 from .conftest import Daemon, replay_request
 

@@ -10,7 +10,7 @@ import pytest
 from autotune.daemon.devices import CPU, UNCOUNTED, Board, RealDevices
 from autotune.daemon.settings import Settings
 from autotune.machine.gpu import Gpu, NvmlUnavailable
-from autotune.testing import FakeClock, make_job_request
+from tests.support import FakeClock, make_job_request
 
 CARD = Gpu(0, "GPU-a", "NVIDIA H200", "580", mig=False, memory_used_bytes=2**29, utilization_percent=0, processes=())
 INSTANCE = replace(CARD, uuid="MIG-b", name="NVIDIA H200 MIG 1g.18gb", profile="1g.18gb", utilization_percent=None)

@@ -13,7 +13,7 @@ import pytest
 from autotune.daemon.claims import Claims, Unclaimed
 from autotune.daemon.devices import CPU
 from autotune.launcher.survivors import JOB_MARK
-from autotune.records import JobState
+from autotune.base.records import JobState
 
 from ..process.alive import wait_until  # noqa: TID252
 from .conftest import Daemon, acted_request

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune.clock import SystemClock
+from autotune.base.clock import SystemClock
 from autotune.launcher.survivors import JOB_MARK
-from autotune.layout import StudyFiles
-from autotune.records import JobState
+from autotune.base.layout import StudyFiles
+from autotune.base.records import JobState
 from autotune.space import key
 from autotune.study.reading import read_trials
 

@@ -19,10 +19,10 @@ import pytest
 
 from autotune.daemon.notices import Notices
 from autotune.daemon.queue import Queue
-from autotune.errors import MachineError
+from autotune.base.errors import MachineError
 from autotune.launcher.leftovers import is_alive
-from autotune.records import Done, Job, JobState
-from autotune.testing import FakeClock, make_job_request
+from autotune.base.records import Done, Job, JobState
+from tests.support import FakeClock, make_job_request
 
 from ..process.alive import wait_until  # noqa: TID252
 from .conftest import Daemon, acted_request, replay_request

@@ -18,10 +18,10 @@ import pytest
 from autotune.daemon.queue import Queue, open_queue
 from autotune.daemon.queue.job_file import read_job_file
 from autotune.daemon.queue.rows import checksum
-from autotune.errors import MachineError, UnknownNameError, UsageError
-from autotune.layout import QueueFiles
-from autotune.records import Cancelled, Done, Failed, Job, JobRow, JobState, Paused, Queued, Running
-from autotune.testing import make_job_request, make_study_spec
+from autotune.base.errors import MachineError, UnknownNameError, UsageError
+from autotune.base.layout import QueueFiles
+from autotune.base.records import Cancelled, Done, Failed, Job, JobRow, JobState, Paused, Queued, Running
+from tests.support import make_job_request, make_study_spec
 
 NOW = "2026-11-22T03:00:00+00:00"
 RUNNING = Running(since=NOW, device="cpu", boot_id="boot", mark="run")

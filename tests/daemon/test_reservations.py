@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autotune.catalog import find_workload
+from autotune.workload.catalog import find_workload
 from autotune.daemon.devices import Board
 from autotune.daemon.notices import Notices
 from autotune.daemon.queue import open_queue
@@ -17,14 +17,14 @@ from autotune.daemon.rpc.handlers import Handlers
 from autotune.daemon.rpc.protocol import Retry
 from autotune.daemon.scheduler import Scheduler
 from autotune.daemon.settings import Settings
-from autotune.errors import MachineError, UsageError
-from autotune.layout import QueueFiles, StudyFiles
-from autotune.observer import Silent
-from autotune.records import JobRequest, StudySpec
+from autotune.base.errors import MachineError, UsageError
+from autotune.base.layout import QueueFiles, StudyFiles
+from autotune.base.observer import Silent
+from autotune.base.records import JobRequest, StudySpec
 from autotune.search import Environment, search, study_folders
 from autotune.study.request import write_request
 from autotune.study.reservation import Reservation, reservation_of, reserve
-from autotune.testing import (
+from tests.support import (
     FakeClock,
     ScriptedDevices,
     ScriptedRunner,

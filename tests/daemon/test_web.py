@@ -24,10 +24,10 @@ from autotune.daemon.web.dashboard import dashboard_of
 from autotune.daemon.web.pages import overview
 from autotune.daemon.web.progress import read_progress
 from autotune.daemon.web.server import CONNECTIONS, Site
-from autotune.errors import MachineError, UsageError
-from autotune.layout import DaemonFiles, StudyFiles
-from autotune.records import Beat, JobState, Phase
-from autotune.testing import FakeClock, make_outcome, make_study_spec, make_trial
+from autotune.base.errors import MachineError, UsageError
+from autotune.base.layout import DaemonFiles, StudyFiles
+from autotune.base.records import Beat, JobState, Phase
+from tests.support import FakeClock, make_outcome, make_study_spec, make_trial
 
 from ..process.alive import wait_until  # noqa: TID252
 from .conftest import Daemon, acted_request

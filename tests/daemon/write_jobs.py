@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 from autotune.daemon.queue import open_queue
-from autotune.layout import QueueFiles
-from autotune.records import JobState, Queued, Running
-from autotune.testing import make_job_request
+from autotune.base.layout import QueueFiles
+from autotune.base.records import JobState, Queued, Running
+from tests.support import make_job_request
 
 queue = open_queue(QueueFiles(Path(sys.argv[1]))).queue
 rng = random.Random(int(sys.argv[2]))

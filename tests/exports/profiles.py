@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.profile import Profile
-from autotune.records import Value
+from autotune.base.records import Value
 
 CPU: dict[str, Value] = {
     "precision": "bf16",

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import autotune
-from autotune.errors import UsageError
-from autotune.export import FORMATS, Format, ToolFormat
-from autotune.export.format import Given
-from autotune.export.page import page
+from autotune.base.errors import UsageError
+from autotune.profile.export import FORMATS, Format, ToolFormat
+from autotune.profile.export.format import Given
+from autotune.profile.export.page import page
 from autotune.knobs import KNOBS, Knob, Scope
-from autotune.records import Value
+from autotune.base.records import Value
 
 from .profiles import CPU, CUDA, profile_with
 
@@ -30,14 +30,14 @@ def said_by(made: Format, config: dict[str, Value]) -> str:
 
 def test_the_page_is_up_to_date() -> None:
     written = (Path(autotune.__file__).parent.parent / "docs" / "exports.md").read_text()
-    assert written == page(), "write it anew: python -m autotune.export > docs/exports.md"
+    assert written == page(), "write it anew: python -m autotune.profile.export > docs/exports.md"
     assert "```python" in written and "\n``python" not in written
 
 
 @every_format
 def test_every_format_is_described(made: Format) -> None:
     assert made.about and made.usage
-    assert len(inspect.getdoc(import_module(f"autotune.export.{made.name}")) or "") > 40
+    assert len(inspect.getdoc(import_module(f"autotune.profile.export.{made.name}")) or "") > 40
 
 
 @pytest.mark.parametrize("made", [m for n, m in FORMATS.items() if n != "json"], ids=lambda m: m.name)

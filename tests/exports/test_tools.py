@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from autotune.errors import UsageError
-from autotune.export import FORMATS
+from autotune.base.errors import UsageError
+from autotune.profile.export import FORMATS
 from autotune.knobs.alloc_conf import VARIABLES as ALLOCATOR
 
 from .profiles import CPU, CUDA, DEADLINE_S, answer_of, profile_with

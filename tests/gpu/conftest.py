@@ -4,13 +4,13 @@ import os
 
 import pytest
 
-from autotune.catalog import find_workload
-from autotune.layout import LaunchFiles
+from autotune.workload.catalog import find_workload
+from autotune.base.layout import LaunchFiles
 from autotune.machine.gpu import gpus, visible
-from autotune.records import MeasurePlan
+from autotune.base.records import MeasurePlan
 from autotune.search.request import resolve_device
 from autotune.space import environment
-from autotune.testing import make_spec
+from tests.support import make_spec
 
 #: Long enough for every phase, and for a dozen windows.
 PLAN = MeasurePlan(target_halfwidth=0.001, min_window_s=0.2, max_measure_s=3.0, max_warmup_s=3.0)

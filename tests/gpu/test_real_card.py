@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from autotune.machine.gpu import gpus
-from autotune.records import CheckPlan, CommandRef, HoldPlan, LaunchKind, Phase, TrialStatus
+from autotune.base.records import CheckPlan, CommandRef, HoldPlan, LaunchKind, Phase, TrialStatus
 from autotune.search.script import command_name, command_ref
-from autotune.training import Step, apply_optimizer
+from autotune.training.step import Step, apply_optimizer
 
 pytestmark = pytest.mark.gpu
 GIB, NEAR_BYTES = 2**30, 2**26

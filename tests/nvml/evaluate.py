@@ -10,9 +10,9 @@ import sys
 
 from autotune.child import surroundings
 from autotune.cli import doctor
-from autotune.clock import SystemClock
+from autotune.base.clock import SystemClock
 from autotune.machine import gpu, nvml
-from autotune.records import Surroundings
+from autotune.base.records import Surroundings
 from autotune.search import devices
 
 names = {

@@ -143,7 +143,7 @@ def test_clocks_of_an_instance_are_those_of_its_card(driver):
 
 def test_a_search_for_energy_needs_a_counter_of_each_card(driver):
     refused = """
-from autotune.errors import UsageError
+from autotune.base.errors import UsageError
 try:
     said = devices.require_energy_counters(cards)
 except UsageError as error:

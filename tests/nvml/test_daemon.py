@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from autotune.clock import SystemClock
-from autotune.records import JobState
+from autotune.base.clock import SystemClock
+from autotune.base.records import JobState
 
 from ..daemon.conftest import Daemon, acted_request  # noqa: TID252
 from ..process.alive import wait_until  # noqa: TID252

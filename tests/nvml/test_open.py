@@ -56,8 +56,8 @@ def test_a_search_keeps_nvml_open(driver, tmp_path):
     driver.says(card("GPU-a"))
     driver.asked(f"""
 from pathlib import Path
-from autotune.layout import StudyFiles
-from autotune.records import StudySpec, WorkloadRef
+from autotune.base.layout import StudyFiles
+from autotune.base.records import StudySpec, WorkloadRef
 from autotune.search.environment import Environment, run_of
 before = gpu.pynvml._nvmlLib_refcount
 env = Environment.real()

@@ -179,7 +179,7 @@ def test_a_search_can_be_ended_while_it_waits(launch):
 
 def test_patience_ends_with_the_reason_and_the_next_launch_works(launch, driver, workloads, tmp_path):
     given = {"folder": str(tmp_path / "never"), "workload": str(workloads / "faults.py")}
-    driver.asked("from autotune.errors import MachineError")
+    driver.asked("from autotune.base.errors import MachineError")
     driver.asked(f"""
 try:
     waiting.launch({[(0, gpus(BUSY))]!r}, **{given!r})

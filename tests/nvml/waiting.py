@@ -4,12 +4,12 @@ import os
 import time
 from pathlib import Path
 
-from autotune.catalog import find_workload
+from autotune.workload.catalog import find_workload
 from autotune.launcher import ProcessLauncher
 from autotune.launcher.quiet import Quiet
 from autotune.machine import gpu
-from autotune.records import MeasurePlan
-from autotune.testing import FakeClock, make_spec
+from autotune.base.records import MeasurePlan
+from tests.support import FakeClock, make_spec
 
 CARD = "GPU-a"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.layout import STATE_DIR
+from autotune.base.layout import STATE_DIR
 
 from ..cli.conftest import typed_here  # noqa: TID252
 

@@ -137,7 +137,7 @@ def test_its_catalog_is_its_own_and_models_is_the_users(installed: Path, project
     code = (
         "import json, sys\n"
         "import autotune\n"
-        "from autotune.catalog import catalog_folder, find_workload, objective_names\n"
+        "from autotune.workload.catalog import catalog_folder, find_workload, objective_names\n"
         "sys.path.append('.')\n"
         "import models\n"
         "print(json.dumps([autotune.__file__, str(catalog_folder('models')), find_workload('resnet50', {}).path,\n"

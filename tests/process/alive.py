@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from autotune.clock import SystemClock
+from autotune.base.clock import SystemClock
 from autotune.launcher import STUDY_MARK
 
 

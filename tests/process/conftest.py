@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from autotune import profile as profiles
-from autotune.catalog import find_workload
-from autotune.records import MeasurePlan, TrialSpec
-from autotune.testing import make_spec
+from autotune.workload.catalog import find_workload
+from autotune.base.records import MeasurePlan, TrialSpec
+from tests.support import make_spec
 
 from ..unit.test_profile import EXAMPLE  # noqa: TID252
 

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from autotune.layout import StudyFiles
+from autotune.base.layout import StudyFiles
 from autotune.space import key
 from autotune.study.reading import read_trials
 

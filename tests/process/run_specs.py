@@ -8,9 +8,9 @@ import os
 import sys
 from pathlib import Path
 
-from autotune.clock import SystemClock
+from autotune.base.clock import SystemClock
 from autotune.launcher import ProcessLauncher
-from autotune.records import TrialSpec
+from autotune.base.records import TrialSpec
 
 
 def say_beat(beat):

@@ -10,12 +10,12 @@ from uuid import uuid4
 
 import pytest
 
-from autotune.catalog import find_workload
-from autotune.clock import SystemClock
+from autotune.workload.catalog import find_workload
+from autotune.base.clock import SystemClock
 from autotune.launcher import ProcessLauncher
 from autotune.machine.gpu import Gpu
-from autotune.records import MeasurePlan, TrialStatus
-from autotune.testing import make_spec
+from autotune.base.records import MeasurePlan, TrialStatus
+from tests.support import make_spec
 
 from .alive import marked, wait_until
 

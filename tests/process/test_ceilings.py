@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune.catalog import find_workload
-from autotune.layout import LaunchFiles
-from autotune.records import LaunchKind, MeasurePlan, Phase, TrialStatus
-from autotune.testing import make_spec
+from autotune.workload.catalog import find_workload
+from autotune.base.layout import LaunchFiles
+from autotune.base.records import LaunchKind, MeasurePlan, Phase, TrialStatus
+from tests.support import make_spec
 
 from .alive import marked
 

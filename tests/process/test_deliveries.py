@@ -3,9 +3,9 @@
 import pytest
 
 from autotune import stats
-from autotune.catalog import find_workload
-from autotune.records import CheckPlan, DeliveryPlan, LaunchKind, TrialStatus
-from autotune.testing import make_spec
+from autotune.workload.catalog import find_workload
+from autotune.base.records import CheckPlan, DeliveryPlan, LaunchKind, TrialStatus
+from tests.support import make_spec
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from itertools import combinations
 
 import pytest
 
-from autotune.layout import StudyFiles
-from autotune.records import TrialStatus
+from autotune.base.layout import StudyFiles
+from autotune.base.records import TrialStatus
 from autotune.space import key
 from autotune.study.launch_files import read_launch, read_launches
 from autotune.study.reading import read_trials

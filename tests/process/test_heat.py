@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from autotune.catalog import find_workload
+from autotune.workload.catalog import find_workload
 from autotune.launcher import ProcessLauncher
-from autotune.records import HeatPlan, LaunchKind, MeasurePlan, PhaseLimits, TrialStatus
+from autotune.base.records import HeatPlan, LaunchKind, MeasurePlan, PhaseLimits, TrialStatus
 from autotune.study.heats import run_heat
-from autotune.testing import make_spec
+from tests.support import make_spec
 
 BASE = {
     "precision": "fp32",

@@ -10,8 +10,8 @@ from collections import Counter
 import optuna
 import pytest
 
-from autotune.errors import NoVerdictError
-from autotune.layout import StudyFiles
+from autotune.base.errors import NoVerdictError
+from autotune.base.layout import StudyFiles
 from autotune.profile import read
 from autotune.space import key
 from autotune.study.reading import read_trials

@@ -6,10 +6,10 @@ from uuid import uuid4
 
 import pytest
 
-from autotune.clock import SystemClock
+from autotune.base.clock import SystemClock
 from autotune.launcher import ProcessLauncher
-from autotune.layout import LaunchFiles
-from autotune.records import PhaseLimits, TrialStatus
+from autotune.base.layout import LaunchFiles
+from autotune.base.records import PhaseLimits, TrialStatus
 
 from .alive import marked
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader, Dataset
 
-from autotune.catalog import find_workload
-from autotune.records import DataRef, LaunchKind, MeasurePlan, SlowStore, TrialStatus
-from autotune.slow_store import behind_store, is_cached, slow_down
-from autotune.testing import make_spec
+from autotune.workload.catalog import find_workload
+from autotune.base.records import DataRef, LaunchKind, MeasurePlan, SlowStore, TrialStatus
+from autotune.training.slow_store import behind_store, is_cached, slow_down
+from tests.support import make_spec
 
 LATENCY_S = 0.02
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from autotune.catalog import find_workload
-from autotune.records import CheckPlan, DataRef, HeatPlan, HoldPlan, LaunchKind, MeasurePlan, TrialStatus
-from autotune.testing import make_spec
+from autotune.workload.catalog import find_workload
+from autotune.base.records import CheckPlan, DataRef, HeatPlan, HoldPlan, LaunchKind, MeasurePlan, TrialStatus
+from tests.support import make_spec
 
 PLAN = MeasurePlan(target_halfwidth=10.0, min_windows=3, min_window_s=0.02, max_measure_s=2.0)
 WORKERS = {"num_workers": 2, "prefetch_factor": 2, "persistent_workers": False}

@@ -10,13 +10,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.catalog import find_workload
+from autotune.workload.catalog import find_workload
 from autotune.child.surroundings import card_of, cards_of, reason_to_discard, what_went_on
-from autotune.clock import SystemClock
+from autotune.base.clock import SystemClock
 from autotune.machine.cpu_load import CpuWatch
 from autotune.machine.gpu import SLOWDOWNS
-from autotune.records import MeasurePlan, Phase, Surroundings, TrialStatus, Window
-from autotune.testing import make_spec
+from autotune.base.records import MeasurePlan, Phase, Surroundings, TrialStatus, Window
+from tests.support import make_spec
 
 CORES = len(os.sched_getaffinity(0))
 #: Other processes may use three quarters of the machine, more than anything running beside the tests usually takes.

@@ -11,12 +11,12 @@ from uuid import uuid4
 
 import pytest
 
-from autotune.clock import SystemClock
-from autotune.errors import MachineError
+from autotune.base.clock import SystemClock
+from autotune.base.errors import MachineError
 from autotune.knobs.compile_mode import phase_clause
 from autotune.launcher import ProcessLauncher, end_survivors
-from autotune.layout import LaunchFiles
-from autotune.records import LaunchKind, Phase, PhaseLimits, TrialStatus
+from autotune.base.layout import LaunchFiles
+from autotune.base.records import LaunchKind, Phase, PhaseLimits, TrialStatus
 
 from .alive import marked, wait_until
 

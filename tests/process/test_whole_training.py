@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune import tracking
+from autotune.base import tracking
 
 from . import tracked
 from .wholes import assert_equal, into, learnt, newest

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from autotune.cli import main
-from autotune.whole_training.checkpoints import Checkpoints
+from autotune.training.whole_training.checkpoints import Checkpoints
 
 small, profile = map(Path, sys.argv[1:])
 words = ["train", "--profile", str(profile), "--epochs", "3", "--arg", "width=20000", "--checkpoints", str(small)]

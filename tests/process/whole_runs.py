@@ -21,7 +21,7 @@ import torch.distributed.fsdp
 import torch.distributed.tensor  # noqa: F401  (several ranks import both)
 
 from autotune.cli import main
-from autotune.whole_training import checkpoints, course, evaluation, history
+from autotune.training.whole_training import checkpoints, course, evaluation, history
 
 #: What is called at each moment, and whether the signal comes before it or after it.
 MOMENTS = {

@@ -15,8 +15,8 @@ import pytest
 from autotune import profile as profiles
 from autotune.launcher import ProcessLauncher
 from autotune.profile import Profile
-from autotune.records import CheckPlan, CommandRef, LaunchKind, MeasurePlan, PhaseLimits, TrialResult, Value
-from autotune.testing import make_spec
+from autotune.base.records import CheckPlan, CommandRef, LaunchKind, MeasurePlan, PhaseLimits, TrialResult, Value
+from tests.support import make_spec
 
 from ..cli.conftest import typed_here  # noqa: TID252
 

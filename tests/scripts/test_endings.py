@@ -17,8 +17,8 @@ import pytest
 from autotune.agent.site.autotune_agent.facts import chain
 from autotune.child.last_words import last_words
 from autotune.child.script import rebuilt
-from autotune.layout import StudyFiles
-from autotune.records import PhaseLimits, TrialStatus
+from autotune.base.layout import StudyFiles
+from autotune.base.records import PhaseLimits, TrialStatus
 
 from ..process.alive import wait_until  # noqa: TID252
 from .conftest import SCRIPTS, Runner, code, python

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from autotune import entering
+from autotune.launcher import entering
 from autotune import profile as profiles
-from autotune.errors import AutotuneError, UsageError
+from autotune.base.errors import AutotuneError, UsageError
 from autotune.launcher import ProcessLauncher
-from autotune.records import CommandRef, HeatPlan, LaunchKind, MeasurePlan, StudySpec, TrialStatus, Value
+from autotune.base.records import CommandRef, HeatPlan, LaunchKind, MeasurePlan, StudySpec, TrialStatus, Value
 from autotune.study.typed_request import command_of
-from autotune.testing import make_spec
+from tests.support import make_spec
 
 from .conftest import PLAIN, SCRIPTS, Runner, written
 

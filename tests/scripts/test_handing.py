@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from autotune.records import TrialStatus
+from autotune.base.records import TrialStatus
 
 from .conftest import Runner, python
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from autotune.launcher import ProcessLauncher
-from autotune.layout import LaunchFiles
-from autotune.records import CheckPlan, CommandRef, Phase, PhaseLimits, TrialStatus
-from autotune.testing import make_spec
+from autotune.base.layout import LaunchFiles
+from autotune.base.records import CheckPlan, CommandRef, Phase, PhaseLimits, TrialStatus
+from tests.support import make_spec
 
 from .conftest import PLAIN, PLAN, code, python
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from autotune.child.own_folders import elsewhere, importing
-from autotune.layout import StudyFiles
+from autotune.base.layout import StudyFiles
 from autotune.search import left_files
 from autotune.search.left_files import left_files as left_in
 

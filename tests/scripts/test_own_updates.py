@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from autotune.launcher import ProcessLauncher
-from autotune.records import CommandRef, HeatPlan, LaunchKind, TrialStatus
-from autotune.testing import make_spec
+from autotune.base.records import CommandRef, HeatPlan, LaunchKind, TrialStatus
+from tests.support import make_spec
 
 from .conftest import PLAIN, Runner, code
 

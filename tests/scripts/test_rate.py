@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from autotune.launcher import ProcessLauncher
-from autotune.layout import LaunchFiles
+from autotune.base.layout import LaunchFiles
 from autotune.profile import read
-from autotune.records import CommandRef, LaunchKind, Phase, PhaseLimits, TrialResult, TrialStatus, Value
-from autotune.testing import make_spec
+from autotune.base.records import CommandRef, LaunchKind, Phase, PhaseLimits, TrialResult, TrialStatus, Value
+from tests.support import make_spec
 
 from .conftest import PLAN, SCRIPTS, Runner
 

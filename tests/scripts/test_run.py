@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune import entering
+from autotune.launcher import entering
 from autotune.agent.site import autotune_agent
 
 from .conftest import SCRIPTS, Ran, Runner

@@ -11,7 +11,7 @@ import pytest
 
 from autotune import stats
 from autotune.launcher import ProcessLauncher
-from autotune.records import (
+from autotune.base.records import (
     CheckPlan,
     CommandRef,
     DeliveryPlan,
@@ -20,7 +20,7 @@ from autotune.records import (
     TrainCheck,
     Value,
 )
-from autotune.testing import make_spec
+from tests.support import make_spec
 
 from .conftest import PLAIN, Runner, python
 

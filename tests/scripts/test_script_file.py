@@ -14,7 +14,7 @@ from autotune.cli.help_text import options_in
 from autotune.cli.init_script import write_script_file
 from autotune.cli.known_flags import known_flags
 from autotune.cli.script_file import read_script, with_script
-from autotune.errors import AutotuneError, UsageError
+from autotune.base.errors import AutotuneError, UsageError
 
 from .conftest import SCRIPTS, Ran, Runner, written
 

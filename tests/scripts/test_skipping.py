@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from autotune.launcher import ProcessLauncher
-from autotune.records import CommandRef, HeatPlan, LaunchKind, TrialStatus, Value
-from autotune.testing import make_spec
+from autotune.base.records import CommandRef, HeatPlan, LaunchKind, TrialStatus, Value
+from tests.support import make_spec
 
 from .conftest import PLAIN, PLAN, SCRIPTS, python
 

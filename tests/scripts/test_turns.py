@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from autotune.launcher import ProcessLauncher
-from autotune.layout import LaunchFiles
-from autotune.records import CommandRef, Config, HeatPlan, LaunchKind, TrialResult, TrialStatus, Value
+from autotune.base.layout import LaunchFiles
+from autotune.base.records import CommandRef, Config, HeatPlan, LaunchKind, TrialResult, TrialStatus, Value
 from autotune.study.heats import run_heat
-from autotune.testing import make_spec
+from tests.support import make_spec
 
 from .conftest import PLAIN, SCRIPTS
 

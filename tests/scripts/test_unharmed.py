@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from autotune import entering
+from autotune.launcher import entering
 
 from .conftest import Runner
 

@@ -15,10 +15,10 @@ import pytest
 
 from autotune.child import own_folders, temporary
 from autotune.launcher import ProcessLauncher
-from autotune.layout import StudyFiles
-from autotune.records import CommandRef, LaunchKind, Probe, TrialResult, TrialStatus
+from autotune.base.layout import StudyFiles
+from autotune.base.records import CommandRef, LaunchKind, Probe, TrialResult, TrialStatus
 from autotune.search.left_files import before_measuring, left_sentence
-from autotune.testing import make_probe, make_spec, make_study_spec
+from tests.support import make_probe, make_spec, make_study_spec
 
 from ..process.alive import wait_until  # noqa: TID252
 from .conftest import PLAIN, PLAN, SCRIPTS

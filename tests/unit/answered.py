@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune import racing
-from autotune.cli.panel import PlainLines
-from autotune.errors import AutotuneError
+from autotune.stats import racing
+from autotune.report.panel import PlainLines
+from autotune.base.errors import AutotuneError
 from autotune.knobs.compile_mode import compiles
 from autotune.launcher.watch import Watch
-from autotune.records import (
+from autotune.base.records import (
     Beat,
     CommandRef,
     Config,
@@ -29,7 +29,7 @@ from autotune.records import (
     Value,
 )
 from autotune.search import Environment, search
-from autotune.testing import Play, ScriptedLauncher, make_measurement, make_probe
+from tests.support import Play, ScriptedLauncher, make_measurement, make_probe
 
 from .world import World
 

@@ -10,7 +10,7 @@ from autotune_agent.setting import Setting
 from torch import nn
 
 from autotune.knobs import KNOBS
-from autotune.training import Step, apply_model, apply_optimizer
+from autotune.training.step import Step, apply_model, apply_optimizer
 
 
 class Net(nn.Module):

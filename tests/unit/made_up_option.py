@@ -8,15 +8,15 @@ import io
 import json
 from typing import Any
 
-import autotune.records
-from autotune.records import study
+import autotune.base.records
+from autotune.base.records import study
 
 
 class WiderSpec(study.StudySpec):
     biscuits: str = "none"
 
 
-autotune.records.StudySpec = study.StudySpec = WiderSpec
+autotune.base.records.StudySpec = study.StudySpec = WiderSpec
 
 from autotune.study import options  # noqa: E402
 from autotune.study.search_option import TEXT  # noqa: E402
@@ -26,7 +26,7 @@ options.OPTIONS = (*options.OPTIONS, MADE_UP)
 
 from autotune.cli import search, space, submit  # noqa: E402
 from autotune.cli.main import run  # noqa: E402
-from autotune.errors import UsageError  # noqa: E402
+from autotune.base.errors import UsageError  # noqa: E402
 from autotune.study.typed_request import command_of  # noqa: E402
 
 asked: list[WiderSpec] = []

@@ -22,9 +22,10 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, get_worker_info
 
-from autotune import entering, stats
+from autotune import stats
+from autotune.launcher import entering
 from autotune.child.deliveries import refused_by
-from autotune.records import deliveries_of
+from autotune.base.records import deliveries_of
 
 sys.path.append(str(entering.FOLDER))
 from autotune_agent.deliveries import Noting

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from autotune.layout import StudyFiles
-from autotune.records import Trial, TrialResult, TrialSpec, TrialStatus, Value
+from autotune.base.layout import StudyFiles
+from autotune.base.records import Trial, TrialResult, TrialSpec, TrialStatus, Value
 from autotune.space import Choice, Space
 from autotune.study.history import History
-from autotune.testing import make_measurement, make_spec
+from tests.support import make_measurement, make_spec
 
 BASELINE: dict[str, Value] = {"precision": "fp32", "batch_size": 16, "num_workers": 0}
 OTHER: dict[str, Value] = {

@@ -11,10 +11,10 @@ from typing import Any
 
 from rich.console import Console
 
-from autotune.cli.panel import PlainLines
-from autotune.errors import InfeasibleError, MachineError, NoVerdictError
+from autotune.report.panel import PlainLines
+from autotune.base.errors import InfeasibleError, MachineError, NoVerdictError
 from autotune.profile import Profile, read
-from autotune.records import (
+from autotune.base.records import (
     Config,
     Finding,
     LaunchKind,
@@ -30,7 +30,7 @@ from autotune.report import best_table, read_material, report_on, to_markdown
 from autotune.search import Environment, search
 from autotune.space import key
 from autotune.study.reading import read_heats, read_trials
-from autotune.testing import Play, ScriptedLauncher, make_probe
+from tests.support import Play, ScriptedLauncher, make_probe
 
 from .world import World
 

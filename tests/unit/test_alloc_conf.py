@@ -8,10 +8,10 @@ import torch
 
 from autotune.knobs import KNOBS, SiteFacts
 from autotune.knobs.alloc_conf import expands, limits_splitting
-from autotune.process_settings import process
-from autotune.records import TrialSpec
+from autotune.training.process_settings import process
+from autotune.base.records import TrialSpec
 from autotune.search import search
-from autotune.testing import make_host, make_probe
+from tests.support import make_host, make_probe
 
 from .world import FIXED, World, plain
 

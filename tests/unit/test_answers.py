@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.records import Finding
+from autotune.base.records import Finding
 
 from .answered import Answer, Case, answer
 

@@ -17,7 +17,7 @@ from torch import nn
 
 import autotune
 from autotune import profile as profiles
-from autotune.errors import ProfileError, UsageError
+from autotune.base.errors import ProfileError, UsageError
 from autotune.knobs import KNOBS
 from autotune.machine.cuda import torch_versions
 from autotune.machine.host import read_host

@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-from autotune import entering
+from autotune.launcher import entering
 from autotune.agent.site.autotune_agent import applying
-from autotune.errors import AutotuneError
+from autotune.base.errors import AutotuneError
 from autotune.knobs import KNOBS
-from autotune.switching import Switch, as_found
-from autotune.training import apply_model
+from autotune.training.switching import Switch, as_found
+from autotune.training.step import apply_model
 
 LAST = {4: "channels_last", 5: "channels_last_3d"}
 

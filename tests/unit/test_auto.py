@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from optuna.trial import TrialState
 
 from autotune.knobs import KNOBS
-from autotune.records import Config, Measurement, Phase, Trial, TrialResult, TrialStatus, Value
+from autotune.base.records import Config, Measurement, Phase, Trial, TrialResult, TrialStatus, Value
 from autotune.samplers import AutoSampler, Experience
 from autotune.samplers.auto.candidates import POOL
 from autotune.samplers.translate import RECORD, distributions, suggest, tell
 from autotune.space import Lessons, Space, canonical, key
 from autotune.study.history import finished
-from autotune.testing import make_measurement
+from tests.support import make_measurement
 
 from .test_search import BASELINE, choices, cpu_space
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.records import Phase, Trial, TrialResult, TrialStatus, Value
+from autotune.base.records import Phase, Trial, TrialResult, TrialStatus, Value
 from autotune.samplers.auto.candidates import POOL, Offers, neighbours
 from autotune.samplers.auto.features import DEVICE, WHOLE, Features
 from autotune.samplers.auto.fitted import Observation
@@ -21,7 +21,7 @@ from autotune.samplers.auto.worlds import combined
 from autotune.samplers.cost import CostModel
 from autotune.samplers.experience import Experience
 from autotune.space import Lessons, key
-from autotune.testing import make_measurement
+from tests.support import make_measurement
 
 from .test_search import BASELINE, choices, cpu_space
 

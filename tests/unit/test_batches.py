@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from autotune.batches import split
-from autotune.errors import WorkloadError
-from autotune.records import Config
-from autotune.training import Step
+from autotune.training.batches import split
+from autotune.base.errors import WorkloadError
+from autotune.base.records import Config
+from autotune.training.step import Step
 
 Pair = namedtuple("Pair", ["images", "labels"])
 

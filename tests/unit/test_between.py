@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.catalog import find_objective
-from autotune.records import Config, TrialStatus, Value
-from autotune.replay import Surface, read_surface
-from autotune.replay.run import replay
+from autotune.workload.catalog import find_objective
+from autotune.base.records import Config, TrialStatus, Value
+from autotune.search.replay import Surface, read_surface
+from autotune.search.replay.run import replay
 from autotune.samplers.auto.features import DEVICE, Features
-from autotune.scoring import Scorer
+from autotune.workload.scoring import Scorer
 from autotune.space import Choice, Space, canonical
-from autotune.testing import write_surface
+from tests.support import write_surface
 
 BASELINE: dict[str, Value] = {"precision": "fp32", "batch_size": 64, "memory_format": "contiguous", "num_workers": 0}
 RUNGS, BETWEEN = (32, 64, 128, 256, 512), (48, 96, 192, 384)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.errors import MachineError
-from autotune.layout import StudyFiles
+from autotune.base.errors import MachineError
+from autotune.base.layout import StudyFiles
 from autotune.study.budget import (
     PROOF_PART,
     PROOF_TRIALS,

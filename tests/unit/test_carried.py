@@ -17,9 +17,9 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.carrying import Carried
-from autotune.errors import UsageError, WorkloadError
-from autotune.tuning.carried import carried_argument, is_live
+from autotune.workload.carrying import Carried
+from autotune.base.errors import UsageError, WorkloadError
+from autotune.search.tuning.carried import carried_argument, is_live
 
 #: A script with objects of its own classes; it prints the file of the workload.
 SCRIPT = """
@@ -29,7 +29,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from beside import scale
-from autotune.tuning import _model
+from autotune.search.tuning import _model
 
 torch.manual_seed(7)
 WIDTH = 3
@@ -78,10 +78,10 @@ TRIAL = """
 import sys
 from pathlib import Path
 from autotune import Context
-from autotune.catalog import find_workload
-from autotune.records import DataRef
-from autotune.training import build, open_loader
-from autotune.workload import load
+from autotune.workload.catalog import find_workload
+from autotune.base.records import DataRef
+from autotune.training.step import build, open_loader
+from autotune.workload.contract import load
 
 if __name__ == "__main__":
     workload = load(find_workload(sys.argv[1], {}))

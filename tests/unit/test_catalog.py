@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import autotune
-from autotune.catalog import (
+from autotune.workload.catalog import (
     catalog_folder,
     declared_knobs,
     find_objective,
@@ -21,7 +21,7 @@ from autotune.catalog import (
     torchvision_names,
     workload_names,
 )
-from autotune.errors import UnknownNameError, UsageError
+from autotune.base.errors import UnknownNameError, UsageError
 
 PACKAGE = Path(autotune.__file__).parent
 
@@ -103,7 +103,7 @@ def test_a_model_of_timm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_names_are_found_without_torch() -> None:
-    finds = "import sys; from autotune.catalog import find_workload; find_workload('vit_b_16', {});"
+    finds = "import sys; from autotune.workload.catalog import find_workload; find_workload('vit_b_16', {});"
     assert run(f"{finds} print('torch' in sys.modules)").strip() == "False"
 
 

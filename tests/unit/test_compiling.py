@@ -15,8 +15,8 @@ from autotune.child.failure import classify
 from autotune.child.probe import compiler_here
 from autotune.cli.doctor import Check, State, _compilers
 from autotune.knobs import KNOBS, SiteFacts
-from autotune.records import Phase, TrialSpec, TrialStatus
-from autotune.testing import make_host, make_probe, make_spec
+from autotune.base.records import Phase, TrialSpec, TrialStatus
+from tests.support import make_host, make_probe, make_spec
 
 exc = pytest.importorskip("torch._inductor.exc")
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from autotune.clock import SystemClock
+from autotune.base.clock import SystemClock
 from autotune.machine.cpu_load import CpuUse, CpuWatch
-from autotune.testing import FakeClock
+from tests.support import FakeClock
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 LEADER = 10

@@ -17,11 +17,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.data import sets as data
-from autotune.data.photographs import photograph
-from autotune.errors import MachineError
-from autotune.files import exclusive_lock
-from autotune.records import DataRef
+from autotune.workload.data import sets as data
+from autotune.workload.data.photographs import photograph
+from autotune.base.errors import MachineError
+from autotune.base.files import exclusive_lock
+from autotune.base.records import DataRef
 
 COUNT = 6
 
@@ -155,7 +155,7 @@ def workers_in(root: Path) -> list[int]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             command = process.cmdline()
-            if "autotune.data.photographs" in command and any(str(root) in part for part in command):
+            if "autotune.workload.data.photographs" in command and any(str(root) in part for part in command):
                 found.append(process.pid)
     return found
 
@@ -163,7 +163,7 @@ def workers_in(root: Path) -> list[int]:
 def test_a_killed_generation_leaves_no_worker_and_no_set_and_the_next_one_cleans_up(tmp_path: Path) -> None:
     count = 60
     code = (
-        "import sys; from pathlib import Path; from autotune.data.sets import ensure_generated\n"
+        "import sys; from pathlib import Path; from autotune.workload.data.sets import ensure_generated\n"
         f"ensure_generated(Path(sys.argv[1]), count={count}, processes=2, on_progress=lambda *n: print(*n, flush=True))"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
@@ -253,6 +253,6 @@ def test_counts_below_one_are_refused(tmp_path: Path, count: int, processes: int
 
 
 def test_the_parent_imports_neither_torch_nor_numpy_nor_pillow() -> None:
-    code = "import sys, autotune.data.sets; print(sorted({'torch', 'numpy', 'PIL'} & sys.modules.keys()))"
+    code = "import sys, autotune.workload.data.sets; print(sorted({'torch', 'numpy', 'PIL'} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import AutotuneError, ImpossibleError, MachineError, UsageError
+from autotune.base.errors import AutotuneError, ImpossibleError, MachineError, UsageError
 from autotune.machine.cores import cores_text, equal_shares, parse_cores
 from autotune.machine.gpu import Gpu, NvmlUnavailable
-from autotune.records import Host, StudySpec
+from autotune.base.records import Host, StudySpec
 from autotune.search import devices, environment, request
 from autotune.search.devices import cards_for, devices_text, resolve_devices
 from autotune.search.environment import Run
 from autotune.study.typed_request import spec_of
-from autotune.testing import make_host, make_study_spec
+from tests.support import make_host, make_study_spec
 
 from .cards import card, list_cards, make_machine
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from autotune.formatting import seconds_text
-from autotune.records import Bottleneck, DataRef, Limit, Outcome, SlowStore, Standing, TrialResult, TrialStatus
+from autotune.space.formatting import seconds_text
+from autotune.base.records import Bottleneck, DataRef, Limit, Outcome, SlowStore, Standing, TrialResult, TrialStatus
 from autotune.report import Material
 from autotune.report.document import Facts, Grid
 from autotune.report.epochs import epochs, saved
 from autotune.report.material import LaunchRecord
-from autotune.testing import make_measurement, make_outcome, make_spec, make_study_spec, make_trial
+from tests.support import make_measurement, make_outcome, make_spec, make_study_spec, make_trial
 
 OUTCOME = make_outcome()
 TRIALS = [make_trial(0, OUTCOME.baseline.config, 30.4)]

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, text
 
-from autotune.clock import SystemClock
+from autotune.base.clock import SystemClock
 from autotune.cluster.database_workers import HERE, DatabaseWorkers, workers_of
 from autotune.cluster.errand_table import LOST_S, SearchSide, WorkerSide, search_of
 from autotune.launcher.errands import Errand, ErrandEnd, WorkerFacts
 from autotune.launcher.workers import Arrived, Gone, News, Reported, Returned, Said
 from autotune.launcher.workplace import Workplace
-from autotune.layout import StudyFiles
-from autotune.records import Beat, Phase, StudySpec, TrialResult, TrialStatus
+from autotune.base.layout import StudyFiles
+from autotune.base.records import Beat, Phase, StudySpec, TrialResult, TrialStatus
 from autotune.search.request import Device
 from autotune.study.patience import LostConnection
 from autotune.study.schema import prepare
-from autotune.testing import FakeClock, Play, ScriptedLauncher, make_host, make_probe, make_spec
+from tests.support import FakeClock, Play, ScriptedLauncher, make_host, make_probe, make_spec
 
 FACTS = WorkerFacts(where="node1", host=make_host())
 

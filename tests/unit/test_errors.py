@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
-from autotune import errors
-from autotune.errors import AutotuneError, InterruptedSearch, by_exit_code
+from autotune.base import errors
+from autotune.base.errors import AutotuneError, InterruptedSearch, by_exit_code
 
 CLASSES = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, AutotuneError)]
 

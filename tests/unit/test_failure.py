@@ -12,8 +12,8 @@ import torch
 from torch.distributed import DistBackendError
 
 from autotune.child.failure import classify
-from autotune.records import Phase, TrialSpec, TrialStatus
-from autotune.testing import make_spec
+from autotune.base.records import Phase, TrialSpec, TrialStatus
+from tests.support import make_spec
 
 BUS = (
     "DataLoader worker (pid 4711) is killed by signal: Bus error. It is possible that dataloader's workers are out of "

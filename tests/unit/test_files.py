@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import MachineError
-from autotune.files import (
+from autotune.base.errors import MachineError
+from autotune.base.files import (
     exclusive_lock,
     has_room,
     no_room,
@@ -87,8 +87,8 @@ class TestWrite:
         write_atomic(path, "old")
         code = (
             "import pathlib, resource, sys\n"
-            "from autotune.errors import MachineError\n"
-            "from autotune.files import write_atomic\n"
+            "from autotune.base.errors import MachineError\n"
+            "from autotune.base.files import write_atomic\n"
             "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
             "try:\n    write_atomic(pathlib.Path(sys.argv[1]), 'x' * 100_000)\n"
             "except MachineError as error:\n    print(error)\n"
@@ -112,7 +112,7 @@ class TestWrite:
         write_atomic(path, "old")
         code = (
             "import os, pathlib, signal, sys\n"
-            "from autotune.files import write_atomic\n"
+            "from autotune.base.files import write_atomic\n"
             "setattr(os, sys.argv[2], lambda *_: os.kill(os.getpid(), signal.SIGKILL))\n"
             "write_atomic(pathlib.Path(sys.argv[1]), 'new')\n"
         )
@@ -128,7 +128,7 @@ class TestWrite:
         write_atomic(path, "a" * 300_000)
         code = (
             "import pathlib, sys\n"
-            "from autotune.files import write_atomic\n"
+            "from autotune.base.files import write_atomic\n"
             "for n in range(100):\n    write_atomic(pathlib.Path(sys.argv[1]), 'ab'[n % 2] * 300_000)\n"
         )
         writer = python(code, path)
@@ -144,7 +144,7 @@ class TestWrite:
 
 HOLD = (
     "import pathlib, subprocess, sys\n"
-    "from autotune.files import exclusive_lock\n"
+    "from autotune.base.files import exclusive_lock\n"
     "with exclusive_lock(pathlib.Path(sys.argv[1])) as free:\n"
     "    child = subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL) if 'child' in sys.argv else None\n"
     "    print(free, child.pid if child else 0, flush=True)\n"
@@ -245,7 +245,7 @@ class TestOwn:
     def test_where_the_file_system_gives_all_files_to_one_user_that_user_is_this_one(self, tmp_path: Path) -> None:
         # As on a server that squashes root: what is made there belongs to somebody else.
         code = (
-            "import ctypes, os, sys; from pathlib import Path; from autotune.files import read_regular\n"
+            "import ctypes, os, sys; from pathlib import Path; from autotune.base.files import read_regular\n"
             # The folders above are not open to others.
             "os.chdir(sys.argv[1]); ctypes.CDLL(None).setfsuid(12345)\n"
             "print(read_regular(Path('ours'), 10, own=True))"

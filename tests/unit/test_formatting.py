@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.formatting import (
+from autotune.space.formatting import (
     count,
     describe,
     interval_text,
@@ -19,8 +19,8 @@ from autotune.formatting import (
     settings,
     trial_rate_text,
 )
-from autotune.records import TrialStatus, Value
-from autotune.testing import make_trial
+from autotune.base.records import TrialStatus, Value
+from tests.support import make_trial
 
 GIB = 2**30
 BASE: dict[str, Value] = {

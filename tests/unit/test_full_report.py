@@ -11,7 +11,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from autotune.records import (
+from autotune.base.records import (
     Config,
     DataRef,
     Failure,
@@ -30,7 +30,7 @@ from autotune.records import (
 from autotune.report import Material, report_on, to_markdown, to_terminal
 from autotune.report.material import LaunchRecord
 from autotune.study.typed_request import command_of
-from autotune.testing import make_measurement, make_outcome, make_probe, make_spec, make_standing, make_trial
+from tests.support import make_measurement, make_outcome, make_probe, make_spec, make_standing, make_trial
 
 FOUND = make_outcome()
 BASE = FOUND.baseline.config

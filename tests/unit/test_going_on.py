@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from autotune.records import Finding, LaunchKind, Outcome, TrainCheck, TrialSpec
+from autotune.base.records import Finding, LaunchKind, Outcome, TrainCheck, TrialSpec
 from autotune.search import resume, search
 from autotune.space import key, maths_part
 from autotune.study.budget import GRACE
 from autotune.study.reading import read_trials
-from autotune.testing import Play, make_measurement
+from tests.support import Play, make_measurement
 
 from .world import FIXED, World
 

@@ -11,8 +11,8 @@ from autotune.cli.doctor import State, diagnose, doctor
 from autotune.machine.fingerprint import fingerprint
 from autotune.machine.gpu import Gpu
 from autotune.machine.nvml import has_nvidia_card, has_nvidia_driver
-from autotune.records import DataRef
-from autotune.testing import make_host, make_probe
+from autotune.base.records import DataRef
+from tests.support import make_host, make_probe
 
 GIB = 2**30
 

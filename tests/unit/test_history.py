@@ -14,9 +14,9 @@ import pytest
 import sqlite_utils
 from optuna.trial import TrialState
 
-from autotune.errors import MachineError, ResumeRefusedError
-from autotune.layout import StudyFiles
-from autotune.records import INFEASIBLE, Fingerprint, Trial, TrialResult, TrialStatus
+from autotune.base.errors import MachineError, ResumeRefusedError
+from autotune.base.layout import StudyFiles
+from autotune.base.records import INFEASIBLE, Fingerprint, Trial, TrialResult, TrialStatus
 from autotune.samplers.translate import CONSTRAINT
 from autotune.space import Choice, Space
 from autotune.study.history import History, slim

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.records import Hold, TrainCheck
+from autotune.base.records import Hold, TrainCheck
 from autotune.space import maths_part
-from autotune.verify.judgements import Judgement, held, judge
+from autotune.search.verify.judgements import Judgement, held, judge
 
 STEPS = 24
 GIB = 2**30

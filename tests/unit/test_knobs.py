@@ -14,7 +14,7 @@ from autotune.knobs import KNOBS, Knob, SiteFacts
 from autotune.knobs.page import page
 from autotune.samplers.auto.features import Features, expectations
 from autotune.space import SpaceRequest, build_space
-from autotune.testing import make_host, make_probe
+from tests.support import make_host, make_probe
 
 PACKAGE = Path(autotune.__file__).parent
 CPU = SiteFacts(make_probe(), make_host(), 32)
@@ -73,7 +73,7 @@ def test_the_page_is_up_to_date() -> None:
 
 def test_no_other_place_names_a_knob() -> None:
     """A table elsewhere would be incomplete after adding a knob. Only the batch size may be named, because rates are in
-    samples. `autotune.testing` is exempt, and so is the agent, which is told nothing but PyTorch's own names."""
+    samples. `tests.support` is exempt, and so is the agent, which is told nothing but PyTorch's own names."""
     found = []
     for path in sorted(PACKAGE.rglob("*.py")):
         if {"agent", "knobs", "testing"} & set(path.relative_to(PACKAGE).parts):

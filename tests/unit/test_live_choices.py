@@ -3,9 +3,9 @@
 import pytest
 
 from autotune.child.live_choices import changes, other_workers, surest_workers, together
-from autotune.records import Heat, HeatEntrant, LiveSpec, TrialStatus, Value, WorkloadRef
+from autotune.base.records import Heat, HeatEntrant, LiveSpec, TrialStatus, Value, WorkloadRef
 from autotune.space import SpaceRequest, build_space
-from autotune.testing import make_host, make_probe
+from tests.support import make_host, make_probe
 
 SPACE = build_space(make_probe(), make_host(cores=8), SpaceRequest())
 OWN = dict(SPACE.baseline)

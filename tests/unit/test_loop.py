@@ -10,14 +10,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from autotune import short_training
+from autotune.training import short_training
 from autotune.child.beats import Beats
 from autotune.child.loop import Loop
-from autotune.clock import SystemClock
-from autotune.feed import Delivery, Drain, Feed, Resident
-from autotune.records import MeasurePlan, Phase, Surroundings
-from autotune.stopwatch import Made
-from autotune.testing import FakeClock
+from autotune.base.clock import SystemClock
+from autotune.training.feed import Delivery, Drain, Feed, Resident
+from autotune.base.records import MeasurePlan, Phase, Surroundings
+from autotune.training.stopwatch import Made
+from tests.support import FakeClock
 
 from .fake_card import FakeCard
 

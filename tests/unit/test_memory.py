@@ -9,7 +9,7 @@ import torch
 from autotune.child.measure import Measuring
 from autotune.child.memory import DeviceMemory, available_on
 from autotune.search.setup import Setup
-from autotune.testing import FakeClock, make_probe
+from tests.support import FakeClock, make_probe
 
 GIB = 2**30
 CUDA = torch.device("cuda", 0)

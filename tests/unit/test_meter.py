@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.clock import VirtualClock
-from autotune.whole_training.history import EpochTally
-from autotune.whole_training.meter import Meter, Pace
+from autotune.base.clock import VirtualClock
+from autotune.training.whole_training.history import EpochTally
+from autotune.training.whole_training.meter import Meter, Pace
 
 
 @pytest.mark.parametrize("watts", [50.0, None])

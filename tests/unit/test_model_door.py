@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-from autotune import entering
+from autotune.launcher import entering
 
 CODE = f"""
 import json, sys

@@ -17,9 +17,10 @@ import torch
 from PIL import Image
 
 import autotune
-from autotune import training, workload
-from autotune.records import DataRef, WorkloadRef
-from autotune.workload import Context
+from autotune.training import step as training
+from autotune.workload import contract as workload
+from autotune.base.records import DataRef, WorkloadRef
+from autotune.workload.contract import Context
 
 MODELS = Path(autotune.__file__).parent.parent / "models"
 #: Of each: what makes it small, and the side of its images.

@@ -14,10 +14,10 @@ from pathlib import Path
 import optuna
 import pytest
 
-from autotune.errors import MachineError, ResumeRefusedError
+from autotune.base.errors import MachineError, ResumeRefusedError
 from autotune.launcher import STUDY_MARK
-from autotune.layout import StudyFiles
-from autotune.records import Trial
+from autotune.base.layout import StudyFiles
+from autotune.base.records import Trial
 from autotune.search import load_outcome, resume, search
 from autotune.space import key
 from autotune.study.reading import read_trials

@@ -15,10 +15,11 @@ import pytest
 import torch
 from PIL import Image
 
-from autotune import training, workload
-from autotune.catalog import find_workload
-from autotune.records import DataRef
-from autotune.workload import Context
+from autotune.training import step as training
+from autotune.workload import contract as workload
+from autotune.workload.catalog import find_workload
+from autotune.base.records import DataRef
+from autotune.workload.contract import Context
 
 #: One of each kind of target and of each interface.
 NAMES = (

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.cli import main
-from autotune.errors import UsageError
-from autotune.records import LARGEST_IMAGE, StudySpec
+from autotune.base.errors import UsageError
+from autotune.base.records import LARGEST_IMAGE, StudySpec
 from autotune.study.options import OPTIONS, option
 from autotune.study.typed_request import command_of, spec_of
 

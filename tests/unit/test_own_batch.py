@@ -7,16 +7,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from autotune.catalog import find_objective
+from autotune.workload.catalog import find_objective
 from autotune.knobs.compile_mode import eager
-from autotune.records import Config, TrialStatus, Value
-from autotune.replay import Surface, read_surface
-from autotune.replay.run import replay
+from autotune.base.records import Config, TrialStatus, Value
+from autotune.search.replay import Surface, read_surface
+from autotune.search.replay.run import replay
 from autotune.samplers import Experience
-from autotune.scoring import Scorer
+from autotune.workload.scoring import Scorer
 from autotune.space import Choice, Space, canonical, key
 from autotune.study.own_batch import owed
-from autotune.testing import make_trial, write_surface
+from tests.support import make_trial, write_surface
 
 BASELINE: dict[str, Value] = {
     "precision": "fp32",

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from autotune.clock import SystemClock
+from autotune.base.clock import SystemClock
 from autotune.machine import page_cache
-from autotune.testing import FakeClock
+from tests.support import FakeClock
 
 BIG = 3 * 2**20 + 123
 AMPLE = {"limit_bytes": 2**30, "limit_s": 60.0}

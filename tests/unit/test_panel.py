@@ -13,10 +13,10 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from autotune.cli.panel import MIN_GAP_S, LivePanel, PanelConsole, PlainLines, observer_for
-from autotune.observer import Observer
-from autotune.records import Beat, Measurement, Phase, StudySpec, Trial, TrialResult, TrialStatus, Value, Window
-from autotune.testing import make_trial
+from autotune.report.panel import MIN_GAP_S, LivePanel, PanelConsole, PlainLines, observer_for
+from autotune.base.observer import Observer
+from autotune.base.records import Beat, Measurement, Phase, StudySpec, Trial, TrialResult, TrialStatus, Value, Window
+from tests.support import make_trial
 
 GIB = 2**30
 SPEC = StudySpec(name="resnet50-1", mark="m", created="2025-03-01", model="resnet50", budget_s=600.0)

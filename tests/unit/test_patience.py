@@ -13,12 +13,12 @@ import pytest
 from optuna.storages import InMemoryStorage
 from optuna.trial import TrialState
 
-from autotune.errors import InterruptedSearch, MachineError
-from autotune.records import TrialStatus
+from autotune.base.errors import InterruptedSearch, MachineError
+from autotune.base.records import TrialStatus
 from autotune.study.budget import Budget
 from autotune.study.history import History
 from autotune.study.patience import PATIENCE_S, LostConnection, Patience, PatientStorage
-from autotune.testing import FakeClock
+from tests.support import FakeClock
 
 from .remembering import BASELINE, OTHER, SPACE, new_study, run_one
 

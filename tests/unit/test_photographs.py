@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from autotune.data.photographs import photograph
+from autotune.workload.data.photographs import photograph
 
 
 @pytest.fixture(scope="module")

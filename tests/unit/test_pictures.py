@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from autotune.records import (
+from autotune.base.records import (
     Bottleneck,
     Heat,
     HeatEntrant,
@@ -29,8 +29,8 @@ from autotune.report.pictures import intervals, pictures, stacks, waterfall
 from autotune.report.plots import Chart, Intervals, Stacks, Waterfall
 from autotune.report.so_far import best_so_far_line, by_merit
 from autotune.report.spread import course, rate_by_batch, rate_by_workers
-from autotune.requirements import Requirements
-from autotune.testing import make_outcome, make_study_spec, make_trial
+from autotune.space.requirements import Requirements
+from tests.support import make_outcome, make_study_spec, make_trial
 
 FOUND = make_outcome()
 BASE = FOUND.baseline.config

@@ -12,7 +12,7 @@ import torch
 
 from autotune import Applied
 from autotune.knobs import KNOBS, Knob
-from autotune.process_settings import process
+from autotune.training.process_settings import process
 from autotune.profile import Profile
 from autotune.space import environment
 

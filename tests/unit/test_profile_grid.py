@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from autotune.catalog import find_workload
-from autotune.errors import ProfileError
+from autotune.workload.catalog import find_workload
+from autotune.base.errors import ProfileError
 from autotune.profile.store import Store
 from autotune.report.profiles import GridTable, grid_of
 

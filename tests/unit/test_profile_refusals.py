@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune import profile as profiles
-from autotune.errors import ProfileError
+from autotune.base.errors import ProfileError
 
 # Schema 1, written by hand: files of this version stay readable, whatever `dump` writes in future.
 TEXT = """\

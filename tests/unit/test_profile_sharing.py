@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from autotune.errors import MachineError, UsageError
+from autotune.base.errors import MachineError, UsageError
 from autotune.profile.sharing import pull, push
 from autotune.profile.store import Store
 

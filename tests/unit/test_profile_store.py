@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import autotune
-from autotune.errors import ProfileError, UsageError
-from autotune.layout import find_daemon
+from autotune.base.errors import ProfileError, UsageError
+from autotune.base.layout import find_daemon
 from autotune.machine.gpu import Gpu, NvmlUnavailable
 from autotune.profile import Profile
 from autotune.profile.here import differences, look_here, stale_rows
 from autotune.profile.store import Store, rematch_baseline, slot_name
-from autotune.records import Fingerprint
+from autotune.base.records import Fingerprint
 
 from .test_profile import EXAMPLE
 

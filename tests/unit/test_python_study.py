@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 import autotune
-from autotune.errors import NoVerdictError, UnknownNameError
-from autotune.layout import StudyFiles
+from autotune.base.errors import NoVerdictError, UnknownNameError
+from autotune.base.layout import StudyFiles
 from autotune.profile import Profile
-from autotune.records import Finding
+from autotune.base.records import Finding
 from autotune.search import SearchResult
-from autotune.testing import make_trial
-from autotune.testing.makers import make_outcome, make_standing
-from autotune.tuning.study import trial_rows
+from tests.support import make_trial
+from tests.support.makers import make_outcome, make_standing
+from autotune.search.tuning.study import trial_rows
 
 from .test_profile import EXAMPLE
 
@@ -66,7 +66,7 @@ class TestPrinted:
         outcome = make_outcome(baseline=SAME, best=SAME, best_same_batch=SAME, **OPEN)
         result = SearchResult(StudyFiles(tmp_path / "mine-1"), outcome)
         monkeypatch.setenv("AUTOTUNE_STATE_DIR", str(tmp_path / "state"))
-        monkeypatch.setattr(autotune.tuning, "search_study", lambda *_: result)
+        monkeypatch.setattr(autotune.search.tuning, "search_study", lambda *_: result)
         with pytest.warns(UserWarning, match="no verdict: others used the machine; wait.") as caught:
             autotune.tune("resnet50", studies_dir=tmp_path)
         assert caught[0].filename == __file__

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import MachineError
+from autotune.base.errors import MachineError
 from autotune.launcher.leftovers import is_alive
 from autotune.launcher.quiet import IDLE_BYTES, PATIENCE_S, Quiet, Stopped, cards_of
 from autotune.machine.gpu import Gpu, NvmlUnavailable
-from autotune.testing import FakeClock, make_spec
+from tests.support import FakeClock, make_spec
 
 MIB = 2**20
 UUID = "GPU-11111111-2222-3333-4444-555555555555"

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from autotune.cli import main
-from autotune.errors import InfeasibleError, UsageError
-from autotune.export.heading import heading
+from autotune.base.errors import InfeasibleError, UsageError
+from autotune.profile.export.heading import heading
 from autotune.profile import dump, parse, read
-from autotune.records import StudySpec, TrialSpec
-from autotune.requirements import figure_called
+from autotune.base.records import StudySpec, TrialSpec
+from autotune.space.requirements import figure_called
 from autotune.search import load_outcome, search
 from autotune.search.other_trial import profile_of_trial
 from autotune.search.ranking import Ranking, pareto, rank
-from autotune.testing import Play, make_measurement
+from tests.support import Play, make_measurement
 
 from .world import FIXED, World, rate
 

@@ -16,16 +16,16 @@ import torch
 from torch.amp import grad_scaler
 from torch.nn.utils import clip_grad
 
-from autotune.batches import move
+from autotune.training.batches import move
 from autotune.child.beats import Beats
 from autotune.child.launch import Launch
 from autotune.child.ranks import _place
-from autotune.clock import SystemClock
-from autotune.errors import MachineError
-from autotune.exchange import RankSampler
-from autotune.ranks import Rank, own_rank
-from autotune.records import TrialSpec, WorkloadRef
-from autotune.testing import make_spec
+from autotune.base.clock import SystemClock
+from autotune.base.errors import MachineError
+from autotune.training.exchange import RankSampler
+from autotune.base.ranks import Rank, own_rank
+from autotune.base.records import TrialSpec, WorkloadRef
+from tests.support import make_spec
 
 ENV = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
 

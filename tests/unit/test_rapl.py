@@ -8,7 +8,7 @@ import pytest
 
 from autotune.child.surroundings import Watcher
 from autotune.machine.rapl import Rapl
-from autotune.testing import FakeClock
+from tests.support import FakeClock
 
 
 def counter(folder: Path, zone: str, name: str, energy_uj: int, range_uj: int = 10_000_000) -> Path:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from autotune.errors import InterruptedSearch, MachineError, UsageError, WorkloadError
-from autotune.formatting import interval_text
+from autotune.base.errors import InterruptedSearch, MachineError, UsageError, WorkloadError
+from autotune.space.formatting import interval_text
 from autotune.profile import Profile, read
-from autotune.records import LaunchKind, Surroundings, TrialSpec, TrialStatus
+from autotune.base.records import LaunchKind, Surroundings, TrialSpec, TrialStatus
 from autotune.search import search
 from autotune.search.recheck import Recheck, recheck, request_for
-from autotune.testing import Play, make_measurement
+from tests.support import Play, make_measurement
 
 from .world import FIXED, World
 

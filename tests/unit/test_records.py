@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from autotune.records import (
+from autotune.base.records import (
     INFEASIBLE,
     DataRef,
     Fingerprint,

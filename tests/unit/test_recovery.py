@@ -10,8 +10,8 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from autotune.layout import StudyFiles
-from autotune.records import TRANSIENT, Trial, TrialResult, TrialStatus
+from autotune.base.layout import StudyFiles
+from autotune.base.records import TRANSIENT, Trial, TrialResult, TrialStatus
 from autotune.samplers.translate import CONSTRAINT
 from autotune.space import key
 from autotune.study.history import History

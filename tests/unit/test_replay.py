@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune.catalog import find_objective
-from autotune.clock import VirtualClock
-from autotune.errors import UsageError
-from autotune.records import (
+from autotune.workload.catalog import find_objective
+from autotune.base.clock import VirtualClock
+from autotune.base.errors import UsageError
+from autotune.base.records import (
     Config,
     HeatPlan,
     LaunchKind,
@@ -23,11 +23,11 @@ from autotune.records import (
     TrialStatus,
     Value,
 )
-from autotune.replay import ReplayLauncher, Row, Surface, read_surface, row_of
-from autotune.replay.run import narrowed, replay
-from autotune.scoring import Scorer
+from autotune.search.replay import ReplayLauncher, Row, Surface, read_surface, row_of
+from autotune.search.replay.run import narrowed, replay
+from autotune.workload.scoring import Scorer
 from autotune.space import canonical, device_part, key
-from autotune.testing import make_spec, surfaces, write_surface
+from tests.support import make_spec, surfaces, write_surface
 
 BASELINE: dict[str, Value] = {
     "precision": "fp32",

@@ -12,8 +12,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
-from autotune.formatting import describe
-from autotune.records import (
+from autotune.space.formatting import describe
+from autotune.base.records import (
     BreakEven,
     Finding,
     Host,
@@ -29,7 +29,7 @@ from autotune.records import (
 )
 from autotune.report import StudyRow, best_table, listing, space_table, studies_table, trials_table
 from autotune.space import Choice, Space, SpaceRequest, build_space, canonical
-from autotune.testing import make_host, make_measurement, make_probe, make_standing, make_trial
+from tests.support import make_host, make_measurement, make_probe, make_standing, make_trial
 
 GIB = 2**30
 BASE: dict[str, Value] = {

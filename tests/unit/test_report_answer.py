@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from autotune.records import Failure, Finding, KnobPart
+from autotune.base.records import Failure, Finding, KnobPart
 from autotune.report import Material, headline_of, report_on, short_report_on, to_html, to_json, to_markdown, to_text
 from autotune.report.answer import answer_of
-from autotune.testing import make_outcome, make_standing, make_study_spec, make_trial
+from tests.support import make_outcome, make_standing, make_study_spec, make_trial
 
 FOUND = make_outcome()
 BASE = FOUND.baseline.config

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from autotune.layout import LaunchFiles, StudyFiles
-from autotune.records import LaunchKind, StudySpec, TrialResult, TrialSpec, TrialStatus
+from autotune.base.layout import LaunchFiles, StudyFiles
+from autotune.base.records import LaunchKind, StudySpec, TrialResult, TrialSpec, TrialStatus
 from autotune.report import read_material, report_on, to_text
 from autotune.study.request import write_request
-from autotune.testing import make_measurement, make_outcome, make_probe, make_spec
+from tests.support import make_measurement, make_outcome, make_probe, make_spec
 
 SPEC = StudySpec(name="resnet50-1", mark="m", created="2026-11-21T10:22:31+00:00", model="resnet50")
 

@@ -11,11 +11,11 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from autotune.records import Finding, HoldVerdict, LedgerRow, Limit, Trial, TrialResult, TrialStatus
+from autotune.base.records import Finding, HoldVerdict, LedgerRow, Limit, Trial, TrialResult, TrialStatus
 from autotune.report import best_table
 from autotune.search.outcome import why_no_more_workers
 from autotune.space import SpaceRequest, build_space
-from autotune.testing import make_host, make_outcome, make_probe, make_standing, make_trial
+from tests.support import make_host, make_outcome, make_probe, make_standing, make_trial
 
 FOUND = make_outcome()
 TRIALS = [

@@ -9,15 +9,15 @@ from pathlib import Path
 import optuna
 import pytest
 
-from autotune.errors import InfeasibleError, UsageError
-from autotune.records import Finding, Hold, TrialSpec, TrialStatus
+from autotune.base.errors import InfeasibleError, UsageError
+from autotune.base.records import Finding, Hold, TrialSpec, TrialStatus
 from autotune.report.answer import headline_of
 from autotune.report.verdict import required_line
 from autotune.search import resume, search
 from autotune.search.ranking import rank
 from autotune.study.database import open_study
 from autotune.study.reading import read_trials
-from autotune.testing import Play, make_measurement
+from tests.support import Play, make_measurement
 
 from .world import FIXED, World, rate
 

@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from autotune.errors import UnknownNameError, UsageError
-from autotune.formatting import unmet_text
-from autotune.records import FIGURES, Goal
-from autotune.requirements import Requirements, requirement
-from autotune.testing import make_measurement
+from autotune.base.errors import UnknownNameError, UsageError
+from autotune.space.formatting import unmet_text
+from autotune.base.records import FIGURES, Goal
+from autotune.space.requirements import Requirements, requirement
+from tests.support import make_measurement
 
 GIB = 2**30
 

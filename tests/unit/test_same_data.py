@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from autotune import entering, stats
-from autotune.records import Delivered, DeliveredBatch, DeliveredEpoch
+from autotune import stats
+from autotune.launcher import entering
+from autotune.base.records import Delivered, DeliveredBatch, DeliveredEpoch
 
 sys.path.append(str(entering.FOLDER))
 from autotune_agent import looks

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from torch.utils.data import DataLoader
 
-from autotune.layout import StudyFiles
-from autotune.records import CommandRef, TrialResult, TrialSpec, TrialStatus
-from autotune.sample_order import SampleOrder
+from autotune.base.layout import StudyFiles
+from autotune.base.records import CommandRef, TrialResult, TrialSpec, TrialStatus
+from autotune.training.sample_order import SampleOrder
 from autotune.study.launch_files import write_result
 from autotune.study.samples_read import GUESS_BATCHES, SamplesRead
-from autotune.testing import make_spec
+from tests.support import make_spec
 
 
 def test_a_pass_has_every_sample_once() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autotune import workload as contract
-from autotune.catalog import find_workload
-from autotune.records import DataRef
-from autotune.workload import Context
+from autotune.workload import contract
+from autotune.workload.catalog import find_workload
+from autotune.base.records import DataRef
+from autotune.workload.contract import Context
 
 
 @pytest.mark.parametrize("name", ["resnet50", "classifier_small"])

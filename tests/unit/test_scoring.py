@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import autotune
-from autotune.catalog import find_objective, objective_names
-from autotune.errors import MachineError, UsageError
-from autotune.records import FIGURES, SHORT, Goal, Measurement
-from autotune.scoring import Scorer
+from autotune.workload.catalog import find_objective, objective_names
+from autotune.base.errors import MachineError, UsageError
+from autotune.base.records import FIGURES, SHORT, Goal, Measurement
+from autotune.workload.scoring import Scorer
 
 MEASUREMENT = Measurement(
     batch_size=32,
@@ -248,7 +248,7 @@ def test_closing_ends_the_child(opened: list[Scorer], tmp_path: Path) -> None:
 
 def test_a_child_exits_without_its_parent(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def score(m): return 1\n")
-    command = [sys.executable, "-P", "-m", "autotune.scoring", str(tmp_path / "mine.py")]
+    command = [sys.executable, "-P", "-m", "autotune.workload.scoring", str(tmp_path / "mine.py")]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=60)
     assert done.returncode == 0 and done.stdout == b""
 

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import ImpossibleError
+from autotune.base.errors import ImpossibleError
 from autotune.machine.gpu import Gpu, NvmlUnavailable
-from autotune.observer import Silent
+from autotune.base.observer import Silent
 from autotune.profile import Profile, read
-from autotune.records import CommandRef, WorkloadRef
+from autotune.base.records import CommandRef, WorkloadRef
 from autotune.search import devices, search, setup
 from autotune.search.environment import Run
 from autotune.search.script_cards import ALL, ranks_told, unlike_the_search
 from autotune.study.launch_files import read_launches
 from autotune.study.launches import LaunchConditions
-from autotune.testing import make_study_spec
+from tests.support import make_study_spec
 
 from .cards import card, list_cards, make_machine
 from .world import FIXED, World, plain

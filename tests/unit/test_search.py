@@ -8,8 +8,8 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from autotune.errors import UnknownNameError
-from autotune.records import Config, TrialStatus, Value
+from autotune.base.errors import UnknownNameError
+from autotune.base.records import Config, TrialStatus, Value
 from autotune.samplers import LegalSampler, make_sampler
 from autotune.samplers.sampler import CompleteView
 from autotune.samplers.translate import distributions, suggest, tell

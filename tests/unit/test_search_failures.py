@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import InterruptedSearch, MachineError, NoVerdictError, WorkloadError
-from autotune.observer import Silent
-from autotune.records import Trial, TrialSpec, TrialStatus
+from autotune.base.errors import InterruptedSearch, MachineError, NoVerdictError, WorkloadError
+from autotune.base.observer import Silent
+from autotune.base.records import Trial, TrialSpec, TrialStatus
 from autotune.search import resume, search
 from autotune.space import Lessons, key
 from autotune.stats import PRIORS
 from autotune.study.budget import search_share
 from autotune.study.reading import read_trials
-from autotune.testing import Play, make_measurement
+from tests.support import Play, make_measurement
 
 from .world import World, plain, rate
 

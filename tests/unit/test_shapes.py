@@ -13,10 +13,10 @@ import torch
 from torch.utils.data import Dataset, default_collate
 
 from autotune.child.shapes import LOOK_S, images_vary
-from autotune.layout import StudyFiles
-from autotune.records import TrialResult, TrialStatus
+from autotune.base.layout import StudyFiles
+from autotune.base.records import TrialResult, TrialStatus
 from autotune.search import setup
-from autotune.testing import FakeClock, make_probe, make_spec
+from tests.support import FakeClock, make_probe, make_spec
 
 Make = Callable[[int], Any]
 

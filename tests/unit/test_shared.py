@@ -10,9 +10,9 @@ import optuna
 import pytest
 import sqlalchemy
 
-from autotune.errors import UsageError
-from autotune.layout import StudyFiles
-from autotune.records import StudySpec
+from autotune.base.errors import UsageError
+from autotune.base.layout import StudyFiles
+from autotune.base.records import StudySpec
 from autotune.study import shared as shared_module
 from autotune.study.database import open_shared
 from autotune.study.request import write_request

@@ -12,11 +12,11 @@ from unittest import mock
 import pytest
 
 from autotune import profile as profiles
-from autotune import short_training
-from autotune.catalog import find_workload
+from autotune.training import short_training
+from autotune.workload.catalog import find_workload
 from autotune.cli.main import run
-from autotune.feed import Drain
-from autotune.records import MeasurePlan
+from autotune.training.feed import Drain
+from autotune.base.records import MeasurePlan
 
 from .test_profile import EXAMPLE
 

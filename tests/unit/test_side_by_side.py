@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from autotune.clock import SystemClock
-from autotune.errors import InterruptedSearch, MachineError, WorkloadError
+from autotune.base.clock import SystemClock
+from autotune.base.errors import InterruptedSearch, MachineError, WorkloadError
 from autotune.launcher.lanes import ThreadLanes, VirtualLanes
-from autotune.layout import StudyFiles
-from autotune.observer import Silent
-from autotune.records import DataRef, LaunchKind, TrialResult, TrialSpec, TrialStatus, WorkloadRef
+from autotune.base.layout import StudyFiles
+from autotune.base.observer import Silent
+from autotune.base.records import DataRef, LaunchKind, TrialResult, TrialSpec, TrialStatus, WorkloadRef
 from autotune.search import Environment, devices, resume, search
 from autotune.space import key
 from autotune.study.budget import Budget
@@ -24,7 +24,7 @@ from autotune.study.launch_files import read_launches
 from autotune.study.launches import LaunchConditions
 from autotune.study.reading import read_trials
 from autotune.study.running import Place, RunningLaunches, once
-from autotune.testing import FakeClock, Play, ScriptedLauncher, make_probe, make_spec
+from tests.support import FakeClock, Play, ScriptedLauncher, make_probe, make_spec
 
 from .world import World, plain
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.records import Finding
+from autotune.base.records import Finding
 from autotune.space import key
 
 from .simulated import Searched, contradictions, simulate

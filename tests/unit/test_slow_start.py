@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from autotune.files import write_atomic
-from autotune.layout import StudyFiles
-from autotune.records import TrialResult, TrialStatus
+from autotune.base.files import write_atomic
+from autotune.base.layout import StudyFiles
+from autotune.base.records import TrialResult, TrialStatus
 from autotune.search.script import slow_start
-from autotune.testing import make_spec
+from tests.support import make_spec
 
 
 def probed(folder: Path, start_s: float) -> StudyFiles:

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from autotune import catalog
-from autotune.catalog import source_hash
-from autotune.errors import ResumeRefusedError, WorkloadError
-from autotune.records import TrialSpec, TrialStatus
+from autotune.workload import catalog
+from autotune.workload.catalog import source_hash
+from autotune.base.errors import ResumeRefusedError, WorkloadError
+from autotune.base.records import TrialSpec, TrialStatus
 from autotune.search import resume, search
 from autotune.study.reading import read_trials
 from autotune.study.source_watch import SourceWatch
-from autotune.testing import Play
+from tests.support import Play
 
 from .world import World, plain
 

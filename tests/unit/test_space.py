@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.errors import UnknownNameError, UsageError
+from autotune.base.errors import UnknownNameError, UsageError
 from autotune.knobs import KNOBS, Scope, spell
 from autotune.knobs.compile_mode import CUDAGRAPH_MODES
-from autotune.records import Probe, Value
+from autotune.base.records import Probe, Value
 from autotune.space import Choice, Space, SpaceRequest, build_space, canonical, key
-from autotune.testing import make_host, make_probe
+from tests.support import make_host, make_probe
 
 MIB = 2**20
 CUDA: dict[str, Any] = {

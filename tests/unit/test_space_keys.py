@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.errors import UnknownNameError, UsageError
+from autotune.base.errors import UnknownNameError, UsageError
 from autotune.knobs import KNOBS, spell
-from autotune.records import Value
+from autotune.base.records import Value
 from autotune.space import canonical, environment, key, parse_value
 
 from .configurations import configs

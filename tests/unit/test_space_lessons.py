@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.knobs import KNOBS, Scope
-from autotune.records import INFEASIBLE, Config, TrialStatus, Value
+from autotune.base.records import INFEASIBLE, Config, TrialStatus, Value
 from autotune.space import Lessons
 
 from .configurations import configs

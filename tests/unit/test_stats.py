@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.records import Window
+from autotune.base.records import Window
 from autotune.stats import Rate, autocorrelation, rate_of, t_quantile, with_epoch_turn
 
 #: Two-sided 95 %, from the tables in Snedecor & Cochran, Statistical Methods.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from autotune.records import Window
+from autotune.base.records import Window
 from autotune.stats import (
     PRIORS,
     LaunchNoise,

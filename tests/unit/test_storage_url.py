@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from autotune.errors import MachineError, UsageError
-from autotune.layout import STORAGE_URL
+from autotune.base.errors import MachineError, UsageError
+from autotune.base.layout import STORAGE_URL
 from autotune.study.shared import SharedDatabase
 from autotune.study.storage_url import StorageUrl, typed_address, url_of_environment, with_credentials
 

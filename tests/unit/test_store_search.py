@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from autotune.errors import ProfileError, UsageError
+from autotune.base.errors import ProfileError, UsageError
 from autotune.profile import read
 from autotune.profile.store import Store
-from autotune.records import LaunchKind, Limit, TrialSpec
+from autotune.base.records import LaunchKind, Limit, TrialSpec
 from autotune.search import search
 from autotune.search.recheck import request_for
 from autotune.study.launch_files import read_launch
-from autotune.testing import Play, make_measurement
+from tests.support import Play, make_measurement
 
 from .world import FIXED, World, rate
 

@@ -9,10 +9,10 @@ from statistics import pstdev
 
 import pytest
 
-from autotune.records import Config, Value
-from autotune.replay import Row, Surface, read_surface
+from autotune.base.records import Config, Value
+from autotune.search.replay import Row, Surface, read_surface
 from autotune.space import canonical, device_part, key
-from autotune.testing import write_surface
+from tests.support import write_surface
 from benchmarks.designs import heats
 from benchmarks.truth import Truth, truth_of
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from autotune import tracking
+from autotune.base import tracking
 from autotune.cli.main import run
 from autotune.cli.tracked_search import TrackedSearch
-from autotune.errors import UnknownNameError, UsageError
-from autotune.observer import Silent
-from autotune.testing import make_outcome, make_study_spec, make_trial
-from autotune.tracking import TrackedRun, Tracker, Tracking
+from autotune.base.errors import UnknownNameError, UsageError
+from autotune.base.observer import Silent
+from tests.support import make_outcome, make_study_spec, make_trial
+from autotune.base.tracking import TrackedRun, Tracker, Tracking
 
 
 class Kept(Tracker):

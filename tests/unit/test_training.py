@@ -9,14 +9,14 @@ from torch import nn
 from torch._dynamo.mutation_guard import GenerationTracker
 from torch.optim.optimizer import _device_dtype_check_for_fused
 
-from autotune.batches import move
+from autotune.training.batches import move
 from autotune.knobs import KNOBS
 from autotune.knobs.optimizer_impl import impls_offered, own_impl
-from autotune.process_settings import process
-from autotune.records import DataRef, SlowStore
-from autotune.slow_store import behind_store
-from autotune.stopwatch import stopwatch
-from autotune.training import Repeated, Step, apply_model, apply_optimizer, loader_options, step_plan
+from autotune.training.process_settings import process
+from autotune.base.records import DataRef, SlowStore
+from autotune.training.slow_store import behind_store
+from autotune.training.stopwatch import stopwatch
+from autotune.training.step import Repeated, Step, apply_model, apply_optimizer, loader_options, step_plan
 
 
 def sgd(**options) -> torch.optim.Optimizer:

@@ -16,17 +16,17 @@ from typing import Any
 import pytest
 
 import autotune
-from autotune.errors import UnknownNameError, UsageError
+from autotune.base.errors import UnknownNameError, UsageError
 from autotune.study.options import OPTIONS
 from autotune.study.typed_request import spec_of
-from autotune.tuning import ARGUMENTS
+from autotune.search.tuning import ARGUMENTS
 
 #: Takes the functions from a script's main module, writes their file, and imports it in a fresh process.
 SCRIPT = """
 import sys
 from pathlib import Path
-from autotune.errors import UsageError
-from autotune.tuning.workload_file import model_argument
+from autotune.base.errors import UsageError
+from autotune.search.tuning.workload_file import model_argument
 {code}
 try:
     print(model_argument({workload}, Path(sys.argv[1])))
@@ -50,7 +50,7 @@ from IPython.core.interactiveshell import InteractiveShell
 shell = InteractiveShell.instance()
 written = "print(model_argument(dict(model=model, dataset=dataset, optimizer=optimizer, loss=loss), Path(sys.argv[1])))"
 for cell in (
-    "import functools, sys; from pathlib import Path; from autotune.tuning.workload_file import model_argument",
+    "import functools, sys; from pathlib import Path; from autotune.search.tuning.workload_file import model_argument",
     "WIDTH = 3\\ndef layers(n): return [WIDTH] * n",
     "def noted(f):\\n    @functools.wraps(f)\\n    def inner(*a): return f(*a)\\n    return inner",
     "@noted\\ndef model(): return layers(2)",
@@ -284,7 +284,7 @@ def loss(ctx, model, batch): return batch_loss(model, batch), optimizer(model)
         assert found.startswith("the workload uses another thing called 'model'")
 
     def test_a_module_is_its_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        from autotune.tuning.workload_file import model_argument
+        from autotune.search.tuning.workload_file import model_argument
 
         (tmp_path / "own_workload_of_a_test.py").write_text(FUNCTIONS)
         monkeypatch.syspath_prepend(str(tmp_path))

@@ -16,9 +16,9 @@ import torch
 from autotune.child.device_turns import _DeviceTurns
 from autotune.child.script_turns import ScriptTurns, TurnPlan
 from autotune.child.trail import SeenStep
-from autotune.racing import Contender
-from autotune.records import Surroundings, Turn
-from autotune.testing import FakeClock
+from autotune.stats.racing import Contender
+from autotune.base.records import Surroundings, Turn
+from tests.support import FakeClock
 
 from .fake_card import FakeCard, FakeLoss
 

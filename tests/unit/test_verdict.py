@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from autotune.records import Finding
+from autotune.base.records import Finding
 from autotune.report.verdict import NO_VERDICT, SAME_MATHS, verdict_on
-from autotune.testing import make_measurement, make_outcome, make_trial
+from tests.support import make_measurement, make_outcome, make_trial
 
 FOUND = make_outcome()
 BEST, OWN, BASELINE = FOUND.best, FOUND.best_same_batch, FOUND.baseline

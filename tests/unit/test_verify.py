@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autotune.profile import read
-from autotune.records import (
+from autotune.base.records import (
     CommandRef,
     Finding,
     Hold,
@@ -26,7 +26,7 @@ from autotune.search import resume, search
 from autotune.space import key
 from autotune.study.loop import StudyLoop
 from autotune.study.reading import read_trials
-from autotune.testing import Play, make_measurement
+from tests.support import Play, make_measurement
 
 from .world import FIXED, World, plain
 

@@ -5,16 +5,16 @@ from types import SimpleNamespace
 import pytest
 
 from autotune import stats
-from autotune.records import Limit
-from autotune.requirements import ANYTHING
+from autotune.base.records import Limit
+from autotune.space.requirements import ANYTHING
 from autotune.search.recheck import kept
 from autotune.space import Space, build_space, simplicity
 from autotune.space.building import SpaceRequest
-from autotune.testing import make_host, make_measurement, make_probe, make_trial
-from autotune.verify.ablation import variants_of
-from autotune.verify.ceilings import DeviceAndLoader, bottleneck, contradictory, verdict, without_store
-from autotune.verify.entrant import Entrant, entrant, finalists
-from autotune.verify.race import Race
+from tests.support import make_host, make_measurement, make_probe, make_trial
+from autotune.search.verify.ablation import variants_of
+from autotune.search.verify.ceilings import DeviceAndLoader, bottleneck, contradictory, verdict, without_store
+from autotune.search.verify.entrant import Entrant, entrant, finalists
+from autotune.search.verify.race import Race
 
 
 def test_two_rounds_use_the_noise_seen_in_the_search() -> None:

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import UsageError
-from autotune.layout import StudyFiles
-from autotune.observer import Silent
-from autotune.records import CommandRef, Finding, TrialSpec
+from autotune.base.errors import UsageError
+from autotune.base.layout import StudyFiles
+from autotune.base.observer import Silent
+from autotune.base.records import CommandRef, Finding, TrialSpec
 from autotune.search import Environment, fork, preview, resume, search
 from autotune.search.warm_start import _is_alike
 from autotune.space import key
 from autotune.study.reading import read_trials
 from autotune.study.request import read_request
 from autotune.study.starving import waits_as_long
-from autotune.testing import Play, make_measurement, make_trial
+from tests.support import Play, make_measurement, make_trial
 
 from .world import World, plain
 

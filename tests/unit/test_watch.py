@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune.clock import VirtualClock
+from autotune.base.clock import VirtualClock
 from autotune.launcher.watch import IMPORT_S, Watch
-from autotune.records import PhaseLimits, TrialStatus
-from autotune.testing import make_spec
+from autotune.base.records import PhaseLimits, TrialStatus
+from tests.support import make_spec
 
 IMPORTED = b'{"imported": true}\n'
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import (
+from autotune.base.errors import (
     InterruptedSearch,
     MachineError,
     NoVerdictError,
@@ -16,14 +16,14 @@ from autotune.errors import (
     WorkloadError,
 )
 from autotune.profile import read
-from autotune.records import Config, TrialResult, TrialSpec, TrialStatus
+from autotune.base.records import Config, TrialResult, TrialSpec, TrialStatus
 from autotune.samplers import CostModel
 from autotune.search import resume, search
 from autotune.space import Lessons, key
 from autotune.study.budget import GRACE_S
 from autotune.study.reading import read_heats, read_trials
 from autotune.study.tables import LaunchTables
-from autotune.testing import Play
+from tests.support import Play
 
 from .world import FIXED, World, plain, rate
 

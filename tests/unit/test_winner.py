@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 from autotune import stats
-from autotune.records import Config, Goal, Measurement
-from autotune.requirements import Requirements
-from autotune.testing import make_measurement, make_trial
-from autotune.verify.comparison import Comparison
-from autotune.verify.entrant import Entrant, entrant
-from autotune.verify.winner import tie_between, winner_among
+from autotune.base.records import Config, Goal, Measurement
+from autotune.space.requirements import Requirements
+from tests.support import make_measurement, make_trial
+from autotune.search.verify.comparison import Comparison
+from autotune.search.verify.entrant import Entrant, entrant
+from autotune.search.verify.winner import tie_between, winner_among
 
 BASELINE: Config = {"batch_size": 32, "compile_mode": "off", "num_workers": 0}
 COMPILED = {**BASELINE, "compile_mode": "default"}

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from autotune.profile import read
-from autotune.records import TrialSpec
-from autotune.testing import Play, make_measurement
+from autotune.base.records import TrialSpec
+from tests.support import Play, make_measurement
 
 from .test_going_on import run
 from .world import World

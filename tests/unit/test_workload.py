@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from autotune.errors import UnknownNameError, WorkloadError
-from autotune.records import DataRef, WorkloadRef
-from autotune.workload import Context, args_of, load, optional
+from autotune.base.errors import UnknownNameError, WorkloadError
+from autotune.base.records import DataRef, WorkloadRef
+from autotune.workload.contract import Context, args_of, load, optional
 
 WHOLE = "def model(ctx): ...\ndef dataset(ctx): ...\ndef optimizer(ctx, m): ...\ndef loss(ctx, m, b): ...\n"
 CONTEXT = Context(device="cpu", batch_size=8, image_size=None, seed=0, data=DataRef(kind="none"))
@@ -130,7 +130,7 @@ def test_a_context_answers_for_what_was_declared() -> None:
 
 
 def test_the_contract_can_be_imported_without_torch() -> None:
-    code = "import sys, autotune.workload; sys.exit('torch' in sys.modules)"
+    code = "import sys, autotune.workload.contract; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 

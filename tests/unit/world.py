@@ -4,11 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
-from autotune.layout import StudyFiles
-from autotune.observer import Silent
-from autotune.records import Measurement, Outcome, StudySpec, TrialSpec, Value
+from autotune.base.layout import StudyFiles
+from autotune.base.observer import Silent
+from autotune.base.records import Measurement, Outcome, StudySpec, TrialSpec, Value
 from autotune.search import Environment, load_outcome
-from autotune.testing import FakeClock, Play, ScriptedLauncher, make_measurement, make_probe
+from tests.support import FakeClock, Play, ScriptedLauncher, make_measurement, make_probe
 
 FACTORS: dict[tuple[str, Value], float] = {
     ("precision", "bf16"): 1.6,

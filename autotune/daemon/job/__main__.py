@@ -10,21 +10,21 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from autotune.clock import SystemClock
+from autotune.base.clock import SystemClock
 from autotune.daemon.children import adopt_orphans
 from autotune.daemon.job.events import EventLog
 from autotune.daemon.job.runner import LIMIT_YOURSELF, limit_process, write_end
 from autotune.daemon.job.sources import changed_source
 from autotune.daemon.queue.job_file import read_job_file
-from autotune.errors import SIGNALS, AutotuneError, UsageError
-from autotune.files import write_atomic
-from autotune.formatting import standing_text
-from autotune.layout import JobFiles, StudyFiles, find_daemon
-from autotune.observer import Observer
+from autotune.base.errors import SIGNALS, AutotuneError, UsageError
+from autotune.base.files import write_atomic
+from autotune.space.formatting import standing_text
+from autotune.base.layout import JobFiles, StudyFiles, find_daemon
+from autotune.base.observer import Observer
 from autotune.profile.store import Store
-from autotune.records import End, Job
-from autotune.replay import read_surface
-from autotune.replay.run import replay_request, replayed_json
+from autotune.base.records import End, Job
+from autotune.search.replay import read_surface
+from autotune.search.replay.run import replay_request, replayed_json
 from autotune.search import Environment, resume, search
 from autotune.study.request import read_request
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from autotune.clock import Clock
-from autotune.observer import Observer
-from autotune.records import Beat, Config, StudyHeat, StudySpec, Trial, Value
+from autotune.base.clock import Clock
+from autotune.base.observer import Observer
+from autotune.base.records import Beat, Config, StudyHeat, StudySpec, Trial, Value
 
 #: Minimum interval between frequent events of the same kind.
 EVERY_S = 1.0

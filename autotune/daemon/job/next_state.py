@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autotune.clock import timestamp
+from autotune.base.clock import timestamp
 from autotune.daemon.job.runner import Ended
-from autotune.errors import INTERRUPTED, AutotuneError, MachineError
-from autotune.records import ATTEMPTS, Cancelled, Done, End, Failed, Job, Paused, Queued, Running, Status
+from autotune.base.errors import INTERRUPTED, AutotuneError, MachineError
+from autotune.base.records import ATTEMPTS, Cancelled, Done, End, Failed, Job, Paused, Queued, Running, Status
 
 #: Exit codes of a search that may succeed when retried: an environment error, an internal error, or a signal.
 _RETRYABLE = frozenset({MachineError.exit_code, AutotuneError.exit_code}) | INTERRUPTED

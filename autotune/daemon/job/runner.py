@@ -18,11 +18,11 @@ import psutil  # type: ignore[import-untyped, unused-ignore]
 
 from autotune.daemon.children import Children
 from autotune.daemon.claims import Claims
-from autotune.files import write_atomic
+from autotune.base.files import write_atomic
 from autotune.launcher.leftovers import is_alive
 from autotune.launcher.survivors import JOB_MARK, kill_marked
-from autotune.layout import STATE_DIR, JobFiles, QueueFiles
-from autotune.records import Child, End, Job
+from autotune.base.layout import STATE_DIR, JobFiles, QueueFiles
+from autotune.base.records import Child, End, Job
 
 #: Environment variables inherited from the daemon; all others come from the job's request.
 _INHERITED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER", "XDG_RUNTIME_DIR")

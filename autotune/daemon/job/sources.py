@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from autotune.catalog import source_hash
-from autotune.errors import MachineError, UsageError
-from autotune.records import JobRequest
+from autotune.workload.catalog import source_hash
+from autotune.base.errors import MachineError, UsageError
+from autotune.base.records import JobRequest
 
 
 def changed_source(request: JobRequest) -> str | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from autotune.daemon.queue.rows import checksum, job_of
-from autotune.errors import MachineError
-from autotune.layout import JobFiles
-from autotune.records import Job
+from autotune.base.errors import MachineError
+from autotune.base.layout import JobFiles
+from autotune.base.records import Job
 
 
 def read_job_file(files: JobFiles) -> Job:

@@ -12,14 +12,14 @@ from typing import Any
 
 from sqlite_utils import Database
 
-from autotune.clock import timestamp
+from autotune.base.clock import timestamp
 from autotune.daemon.queue.job_file import read_job_file
 from autotune.daemon.queue.rows import DamagedRow, checksum, row_of, select, select_brief, study_folder
 from autotune.daemon.queue.schema import migrate
-from autotune.errors import MachineError, UnknownNameError, UsageError
-from autotune.files import no_room, write_atomic
-from autotune.layout import QueueFiles
-from autotune.records import Job, JobRequest, JobState, Status
+from autotune.base.errors import MachineError, UnknownNameError, UsageError
+from autotune.base.files import no_room, write_atomic
+from autotune.base.layout import QueueFiles
+from autotune.base.records import Job, JobRequest, JobState, Status
 
 #: SQLite's busy timeout. The daemon is the only writer, so it waits for readers at most.
 BUSY_S = 30.0

@@ -12,10 +12,10 @@ from autotune.daemon.queue.job_file import verified_text
 from autotune.daemon.queue.jobs import Queue
 from autotune.daemon.queue.rows import job_of, select, study_folder
 from autotune.daemon.queue.schema import MIGRATIONS, newer, version_of
-from autotune.errors import MachineError
-from autotune.files import sweep_temporaries, sync_folder
-from autotune.layout import JobFiles, QueueFiles
-from autotune.records import Job
+from autotune.base.errors import MachineError
+from autotune.base.files import sweep_temporaries, sync_folder
+from autotune.base.layout import JobFiles, QueueFiles
+from autotune.base.records import Job
 
 
 @dataclass(frozen=True)

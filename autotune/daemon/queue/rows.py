@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from autotune.errors import MachineError
-from autotune.records import Job, JobRequest, JobRow
+from autotune.base.errors import MachineError
+from autotune.base.records import Job, JobRequest, JobRow
 
 
 class DamagedRow(sqlite3.DatabaseError):

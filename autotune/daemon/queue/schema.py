@@ -9,7 +9,7 @@ from typing import Any
 from sqlite_utils import Database
 from sqlite_utils.db import DescIndex
 
-from autotune.errors import MachineError
+from autotune.base.errors import MachineError
 
 
 def _first(database: Database) -> None:

@@ -24,9 +24,9 @@ from autotune.daemon.rpc.protocol import (
     short_name,
     to_error,
 )
-from autotune.errors import DaemonUnreachableError, UsageError
-from autotune.layout import DaemonFiles
-from autotune.records import Job, JobRequest, JobRow, JobState
+from autotune.base.errors import DaemonUnreachableError, UsageError
+from autotune.base.layout import DaemonFiles
+from autotune.base.records import Job, JobRequest, JobRow, JobState
 
 #: Default timeout of a call. A reply usually takes milliseconds, but a disk may sync slowly.
 LIMIT_S = 30.0

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from autotune import __version__
-from autotune.clock import Clock, timestamp
+from autotune.base.version import __version__
+from autotune.base.clock import Clock, timestamp
 from autotune.daemon.metrics import Metrics, exposition
 from autotune.daemon.queue import Queue
 from autotune.daemon.rpc.protocol import JobCall, ListJobs, RawReply, Reply, Retry, StatusCall, Stop, Submit, read_call
 from autotune.daemon.scheduler import Scheduler
-from autotune.errors import AutotuneError, MachineError, UsageError
-from autotune.layout import StudyFiles
-from autotune.records import ENDED, SCHEMA_VERSION, Job, JobRequest, JobState
+from autotune.base.errors import AutotuneError, MachineError, UsageError
+from autotune.base.layout import StudyFiles
+from autotune.base.records import ENDED, SCHEMA_VERSION, Job, JobRequest, JobState
 from autotune.study.reservation import Reservation, refuse_reserved, release, reservation_of, reserve
 
 

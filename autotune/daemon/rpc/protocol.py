@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from autotune.errors import AutotuneError, UsageError, by_exit_code
-from autotune.records import JobRequest, JobState, Record
+from autotune.base.errors import AutotuneError, UsageError, by_exit_code
+from autotune.base.records import JobRequest, JobState, Record
 
 VERSION = 1
 #: Maximum length of a call and of a reply. A reply may list ten thousand jobs.

@@ -18,9 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.clock import Clock
+from autotune.base.clock import Clock
 from autotune.daemon.rpc.protocol import CALL_BYTES, RawReply, Reply, error_info, short_name
-from autotune.errors import AutotuneError, MachineError, UsageError
+from autotune.base.errors import AutotuneError, MachineError, UsageError
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from autotune.daemon.web.address import TOKEN
 from autotune.daemon.web.server import make_server
-from autotune.errors import AutotuneError
-from autotune.layout import DaemonFiles
+from autotune.base.errors import AutotuneError
+from autotune.base.layout import DaemonFiles
 
 
 def main(arguments: list[str]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 
-from autotune.errors import UsageError
+from autotune.base.errors import UsageError
 
 #: Environment variable with the token that clients on other machines must send.
 TOKEN = "AUTOTUNE_WEB_TOKEN"

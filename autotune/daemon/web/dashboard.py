@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from autotune.errors import MachineError
+from autotune.base.errors import MachineError
 
 if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from autotune.daemon.web.progress import Progress
-from autotune.formatting import (
+from autotune.space.formatting import (
     count,
     describe,
     listed,
@@ -16,7 +16,7 @@ from autotune.formatting import (
     trial_rate_text,
     unit_of,
 )
-from autotune.records import ENDED, Job, JobRow, JobState, Running
+from autotune.base.records import ENDED, Job, JobRow, JobState, Running
 from autotune.report.document import Column, Document, Grid, Kind, Links, Paragraph, Part, Section, facts
 
 #: Interval at which a page reloads, in seconds.

@@ -6,9 +6,9 @@ import logging
 import subprocess
 import sys
 
-from autotune.clock import Clock
+from autotune.base.clock import Clock
 from autotune.daemon.children import Children
-from autotune.layout import DaemonFiles
+from autotune.base.layout import DaemonFiles
 
 log = logging.getLogger(__name__)
 

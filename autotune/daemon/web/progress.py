@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autotune.daemon.job.events import tell
-from autotune.observer import Silent
-from autotune.records import Config, StudySpec, Trial
+from autotune.base.observer import Silent
+from autotune.base.records import Config, StudySpec, Trial
 
 #: Of a long event log, only the first line and this much of the end are read.
 _TAIL_BYTES = 2**20

@@ -22,9 +22,9 @@ from autotune.daemon.web.address import address_of, is_loopback, require_token
 from autotune.daemon.web.dashboard import PATHS, dashboard_of, is_there
 from autotune.daemon.web.pages import one_job, overview, trouble
 from autotune.daemon.web.progress import read_progress
-from autotune.errors import AutotuneError, DaemonUnreachableError, UsageError
-from autotune.layout import DaemonFiles, StudyFiles
-from autotune.records import Job, JobState
+from autotune.base.errors import AutotuneError, DaemonUnreachableError, UsageError
+from autotune.base.layout import DaemonFiles, StudyFiles
+from autotune.base.records import Job, JobState
 from autotune.report import headline_of
 from autotune.report.document import Document
 from autotune.report.html import to_html

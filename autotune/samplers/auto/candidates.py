@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from autotune.knobs.compile_mode import mode_of
-from autotune.records import Config, Value
+from autotune.base.records import Config, Value
 from autotune.samplers.auto.features import Array, Bools
 from autotune.samplers.auto.memory import MemoryModel, Table, part
 from autotune.samplers.auto.pool import Pool

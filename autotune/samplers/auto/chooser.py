@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from autotune.records import Config, Value
+from autotune.base.records import Config, Value
 from autotune.samplers.auto.features import Array, Bools
 from autotune.samplers.auto.posterior import Knowledge
 from autotune.space import AT_ONCE, canonical, samples_at_once, simplicity

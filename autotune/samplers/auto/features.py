@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from autotune.knobs import KNOBS, Expected, Part
 from autotune.knobs.terms import UNKNOWN
-from autotune.records import Config, Value
+from autotune.base.records import Config, Value
 from autotune.space import Space
 
 Array = NDArray[np.float64]

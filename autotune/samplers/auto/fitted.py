@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from autotune.records import Config
+from autotune.base.records import Config
 from autotune.samplers.auto.features import Array, Bools
 from autotune.samplers.auto.linear import Fit
 from autotune.samplers.auto.pool import Pool

@@ -19,7 +19,7 @@ import numpy as np
 from autotune.knobs import KNOBS
 from autotune.knobs.compile_mode import CUDAGRAPH_MODES, mode_of
 from autotune.knobs.num_workers import WORKERS
-from autotune.records import Config, Side, Value
+from autotune.base.records import Config, Side, Value
 from autotune.samplers.auto.features import Array
 from autotune.samplers.auto.fitted import Fitted
 from autotune.samplers.auto.posterior import Knowledge

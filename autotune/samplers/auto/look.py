@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autotune.records import Config, Prediction, Value
+from autotune.base.records import Config, Prediction, Value
 from autotune.samplers.auto.features import Array
 from autotune.samplers.auto.heats import Draft
 

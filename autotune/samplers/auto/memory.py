@@ -19,7 +19,7 @@ import numpy as np
 
 from autotune.knobs import KNOBS, Knob
 from autotune.knobs.num_workers import workers_of
-from autotune.records import Config, Value
+from autotune.base.records import Config, Value
 from autotune.samplers.auto.features import Array, Bools
 from autotune.samplers.auto.linear import Fit, Prior, Regression
 from autotune.space import AT_ONCE, Space, memory_part, samples_at_once

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.records import Config
+from autotune.base.records import Config
 from autotune.samplers.auto.features import Array
 
 

@@ -11,7 +11,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.knobs.num_workers import workers_of
-from autotune.records import ATTEMPTS, Config, Measurement, Side, StudyHeat, Trial, TrialStatus
+from autotune.base.records import ATTEMPTS, Config, Measurement, Side, StudyHeat, Trial, TrialStatus
 from autotune.samplers.auto.besides import MeetingModel, ScoreModel
 from autotune.samplers.auto.candidates import Offers
 from autotune.samplers.auto.fitted import Observation

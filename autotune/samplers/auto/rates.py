@@ -24,7 +24,7 @@ from copy import copy
 import numpy as np
 
 from autotune.knobs.num_workers import workers_of
-from autotune.records import Config, Side
+from autotune.base.records import Config, Side
 from autotune.samplers.auto.features import DEVICE, LOADER, WHOLE, Features
 from autotune.samplers.auto.fitted import Fitted, Observation, Rest, Sides
 from autotune.samplers.auto.linear import Prior, Regression, log_density

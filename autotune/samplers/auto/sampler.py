@@ -22,7 +22,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 from threadpoolctl import ThreadpoolController
 
-from autotune.records import Config, Measurement, Prediction, Side, Value
+from autotune.base.records import Config, Measurement, Prediction, Side, Value
 from autotune.samplers.auto.chooser import Chooser
 from autotune.samplers.auto.features import Bools
 from autotune.samplers.auto.fitted import Fitted

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from autotune.launcher import STUDY_MARK
-from autotune.layout import LaunchFiles
-from autotune.records import MeasurePlan, TrialResult, TrialStatus
+from autotune.base.layout import LaunchFiles
+from autotune.base.records import MeasurePlan, TrialResult, TrialStatus
 
 from ..alive import marked  # noqa: TID252
 

@@ -5,7 +5,7 @@ import signal
 import pytest
 import torch
 
-from autotune.records import Phase, TrialStatus
+from autotune.base.records import Phase, TrialStatus
 
 MIB = 2**20
 FULL = ["allocator", "driver", "cublas", "cudnn", "engine"]

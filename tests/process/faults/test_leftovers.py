@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.launcher import watch
-from autotune.records import Phase, PhaseLimits, TrialStatus
+from autotune.base.records import Phase, PhaseLimits, TrialStatus
 
 from .conftest import ENDLESS, noted
 

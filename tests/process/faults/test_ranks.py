@@ -6,7 +6,7 @@ import signal
 import psutil
 import pytest
 
-from autotune.records import MeasurePlan, Phase, PhaseLimits, TrialStatus
+from autotune.base.records import MeasurePlan, Phase, PhaseLimits, TrialStatus
 
 from .conftest import ENDLESS, marked
 

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from autotune.records import MeasurePlan, Phase, TrialStatus
+from autotune.base.records import MeasurePlan, Phase, TrialStatus
 
 MIB = 2**20
 

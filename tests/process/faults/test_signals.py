@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from autotune.knobs.compile_mode import phase_clause
-from autotune.records import Phase, PhaseLimits, TrialStatus
+from autotune.base.records import Phase, PhaseLimits, TrialStatus
 
 from .conftest import ENDLESS, marked
 

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from autotune.records import Phase
+from autotune.base.records import Phase
 
 from .conftest import marked
 

@@ -6,8 +6,8 @@ import os
 import sys
 import time
 
-from autotune.records import TrialResult, TrialStatus
-from autotune.testing import make_measurement
+from autotune.base.records import TrialResult, TrialStatus
+from tests.support import make_measurement
 
 _MIB = 2**20
 

@@ -1,0 +1,1 @@
+"""Values and plumbing: what every other package may use, and what uses none of them."""

@@ -1,0 +1,162 @@
+"""The frozen values that cross processes and restarts, with a schema version where they are stored.
+
+They are pydantic models because each of them is read back from a file that another process wrote, or was killed while
+writing: unknown keys, missing keys, NaN and infinity are rejected.
+Names carry their units: ``_s`` seconds, ``_bytes`` bytes, ``_per_s`` per second.
+
+This package imports neither torch nor any other part of autotune, so that objectives can import it on its own.
+"""
+
+from autotune.base.records.base import (
+    ATTEMPTS,
+    INFEASIBLE,
+    SCHEMA_VERSION,
+    TRANSIENT,
+    Config,
+    LaunchKind,
+    Phase,
+    Record,
+    Side,
+    TrialStatus,
+    Value,
+)
+from autotune.base.records.delivered import (
+    DataVerdict,
+    Delivered,
+    DeliveredBatch,
+    DeliveredEpoch,
+    Deliveries,
+    deliveries_of,
+)
+from autotune.base.records.facts import (
+    Fingerprint,
+    Host,
+    LeftFiles,
+    Probe,
+)
+from autotune.base.records.figures import FIGURES, SHORT, Figure
+from autotune.base.records.goal import NEEDS, Goal, NotScored, training_s
+from autotune.base.records.heat import Heat, HeatEntrant, StudyHeat, Turn, heat_title
+from autotune.base.records.job import (
+    ENDED,
+    Cancelled,
+    Child,
+    Done,
+    End,
+    Failed,
+    Job,
+    JobRequest,
+    JobRow,
+    JobState,
+    Paused,
+    Queued,
+    Running,
+    Status,
+)
+from autotune.base.records.launch import (
+    CheckPlan,
+    CommandRef,
+    DataRef,
+    DeliveryPlan,
+    HeatPlan,
+    HoldPlan,
+    LiveSpec,
+    MeasurePlan,
+    PhaseLimits,
+    SlowStore,
+    TrialSpec,
+    WorkloadRef,
+)
+from autotune.base.records.measurement import Measurement, Surroundings, Window
+from autotune.base.records.outcome import BreakEven, Edge, Failure, Finding, LedgerRow, Outcome, Standing
+from autotune.base.records.proof import EAGER_FP32, Bottleneck, HoldVerdict, KnobPart, Limit, TrainVerdict
+from autotune.base.records.result import Beat, Hold, TrainCheck, TrialResult
+from autotune.base.records.study import LARGEST, LARGEST_IMAGE, StudySpec
+from autotune.base.records.trial import Prediction, Trial
+
+__all__ = [
+    "ATTEMPTS",
+    "EAGER_FP32",
+    "ENDED",
+    "FIGURES",
+    "INFEASIBLE",
+    "LARGEST",
+    "LARGEST_IMAGE",
+    "NEEDS",
+    "SCHEMA_VERSION",
+    "SHORT",
+    "TRANSIENT",
+    "Beat",
+    "Bottleneck",
+    "BreakEven",
+    "Cancelled",
+    "CheckPlan",
+    "Child",
+    "CommandRef",
+    "Config",
+    "DataRef",
+    "DataVerdict",
+    "Delivered",
+    "DeliveredBatch",
+    "DeliveredEpoch",
+    "Deliveries",
+    "DeliveryPlan",
+    "Done",
+    "Edge",
+    "End",
+    "Failed",
+    "Failure",
+    "Figure",
+    "Finding",
+    "Fingerprint",
+    "Goal",
+    "Heat",
+    "HeatEntrant",
+    "HeatPlan",
+    "Hold",
+    "HoldPlan",
+    "HoldVerdict",
+    "Host",
+    "Job",
+    "JobRequest",
+    "JobRow",
+    "JobState",
+    "KnobPart",
+    "LaunchKind",
+    "LedgerRow",
+    "LeftFiles",
+    "Limit",
+    "LiveSpec",
+    "MeasurePlan",
+    "Measurement",
+    "NotScored",
+    "Outcome",
+    "Paused",
+    "Phase",
+    "PhaseLimits",
+    "Prediction",
+    "Probe",
+    "Queued",
+    "Record",
+    "Running",
+    "Side",
+    "SlowStore",
+    "Standing",
+    "Status",
+    "StudyHeat",
+    "StudySpec",
+    "Surroundings",
+    "TrainCheck",
+    "TrainVerdict",
+    "Trial",
+    "TrialResult",
+    "TrialSpec",
+    "TrialStatus",
+    "Turn",
+    "Value",
+    "Window",
+    "WorkloadRef",
+    "deliveries_of",
+    "heat_title",
+    "training_s",
+]

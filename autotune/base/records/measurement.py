@@ -1,0 +1,187 @@
+"""What a launch has measured, window by window, with what the machine did meanwhile."""
+
+from __future__ import annotations
+
+from autotune.base.records.base import Record
+
+
+class Surroundings(Record):
+    """The machine's activity around a window. ``None`` means unknown, never zero.
+
+    Attributes:
+        foreign_cores: CPU time other processes used on our cores, in cores (including time stolen by a hypervisor).
+        idle_cores: unused CPU time, in cores.
+        stops: how often the process that was measured was stopped and continued (SIGSTOP, SIGCONT).
+        foreign_processes: number of compute processes on the card that are not ours.
+        foreign_sm_percent: time in which other processes used the card's SMs, in per cent, all of them together.
+            Of several cards, both are of the one that others disturb most.
+        sm_clock_mhz: of the card, during the window's last step; of several, the lowest.
+        memory_clock_mhz, temperature_c, power_w: of the card, at the window's end; of several, the lowest clock, the
+            highest temperature, the sum of powers.
+        clocks_event_reasons: NVML's bit mask of what held the clocks down, at the window's end; of any of several.
+    """
+
+    foreign_cores: float | None = None
+    idle_cores: float | None = None
+    stops: int | None = None
+    foreign_processes: int | None = None
+    foreign_sm_percent: int | None = None
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    clocks_event_reasons: int | None = None
+
+
+class Window(Record):
+    """Consecutive whole steps that are averaged together.
+
+    Attributes:
+        steps: number of steps; samples: number of samples in them; seconds: their time including loader waits. On CUDA
+            it usually begins at the end of a step that is not counted.
+        discarded: why the window does not count; ``None`` if it does.
+    """
+
+    steps: int
+    samples: int
+    seconds: float
+    around: Surroundings | None = None
+    discarded: str | None = None
+
+
+class Measurement(Record):
+    """The measurement of one launch after its warm-up. device_only and loader_only launches fill it in too; the work
+    they skip (waiting for a loader, work on a device) takes zero seconds.
+
+    Of several ranks, rates and samples are those of all together, times and losses those of the first, and the peak is
+    that of the rank with the highest.
+
+    Attributes:
+        counts: what is counted as samples: ``samples``, or ``steps`` of a script that tells nothing of its samples.
+        samples_per_s: the rate a training will see: the steady rate, including one epoch turn per `epoch_samples`
+            samples.
+        ci95_per_s: its 95 % interval ``(low, high)``.
+        steady_per_s: the rate inside the windows alone.
+        windows: the kept windows, in order.
+        step_s, wait_s, device_s: per kept step: whole step, wait for the loader, work on the device.
+            ``step_s`` is about ``wait_s + device_s`` plus the overhead of the loop.
+        loader_capacity_per_s: samples per second the workers could deliver: workers times batch size over the mean time
+            to make a batch. Without workers, batch size over that time.
+        loader_idle_fraction: of the time in which batches were made, the part in which the processes that made them
+            neither ran nor waited for a core: they waited for files or the network. ``None`` if none were made, or
+            nothing tells.
+        device_per_s: samples per second of the device's work on the kept batches, excluding the waits between them.
+        learning_rate: of the optimizer's first group; ``None`` if unknown.
+        losses: the loss of each kept step.
+        first_losses: the losses of the steps before those, including the first step.
+        settled: False if the loader's queue was still draining when warm-up ran out of time, or if the step times kept
+            changing; `unsettled` says which, in one sentence.
+        warmup_steps: number of steps cut from the front, including the first.
+        relative_se: standard error of the rate's logarithm inside this launch, with `degrees` of freedom.
+        autocorrelation: between neighbouring windows (lag 1), already accounted for in the interval.
+        discarded: windows that do not count, each with its reason.
+        page_cache: ``warm``, ``cold``, ``unknown``, or ``None`` for data without files; see `DataRef`.
+        cold_per_s: rate of a first epoch, whose files are in no cache yet. No launch knows it of itself: it is filled
+            in where launches of its own have measured it.
+        energy_j: energy used during the kept windows: by the card, from its own counter, or by all cards of several
+            ranks; of a training on the CPU, by the processors and their memory, from theirs (RAPL), whatever ran there.
+        sm_clock_mhz: median of the card's clock over the kept windows; ``None`` also where it waited for the loader.
+        alloc_retries: number of times CUDA's allocator had to free its cache and retry, since the first step.
+        enqueue_s: CUDA: median host time to enqueue a step. If it is as long as the step, the host is the bottleneck.
+        startup_s: from the launch to the first step: the workload's import, data set, model, first batch. Excludes the
+            import of torch, which the template has done.
+        compile_s: the first step; `compile_cache_warm` says whether inductor found all its graphs in its cache.
+        recompiles: graphs that were compiled after the first step; ``None`` if nothing is compiled.
+        warmup_s: from the first step's end to the first kept window.
+        measured_s: seconds inside the kept windows.
+        even_steps: as many of a script's steps in a row take about as long as any others; ``None`` if none do.
+        loader_wait_fraction: fraction of the kept steps' time spent waiting for the loader, 0 to 1; ``None`` if nothing
+            tells.
+        ranks: processes that trained together.
+        rank_wait_fractions: the same for each rank of several; ``None`` for one that did not tell.
+        backwards_per_batch, updates_per_batch: of a script, backward passes and steps of its optimizers for each batch
+            that its loader has delivered, with those that a gradient scaler has left out because of an overflow;
+            ``None`` if that was not seen.
+        epoch_turn_s: extra seconds between two epochs; ``None`` if not measured because it is negligible.
+        peak_allocated_bytes: CUDA: the allocator's peak since the first step, in which kernels are tried whose
+            workspaces no later step needs. CPU: growth of the process's peak resident memory.
+        peak_reserved_bytes: the same for reserved memory, CUDA only.
+        host_memory_bytes: memory of the process tree right after the last window, counting each shared page once.
+    """
+
+    batch_size: int
+    counts: str = "samples"
+    samples_per_s: float
+    ci95_per_s: tuple[float, float]
+    steady_per_s: float
+    windows: tuple[Window, ...]
+    step_s: tuple[float, ...]
+    wait_s: tuple[float, ...]
+    device_s: tuple[float, ...]
+    loader_capacity_per_s: float | None = None
+    loader_idle_fraction: float | None = None
+    device_per_s: float | None = None
+    learning_rate: float | None = None
+    losses: tuple[float, ...] = ()
+    first_losses: tuple[float, ...] = ()
+    settled: bool = True
+    unsettled: str | None = None
+    warmup_steps: int = 0
+    relative_se: float | None = None
+    degrees: float | None = None
+    autocorrelation: float | None = None
+    discarded: tuple[Window, ...] = ()
+    page_cache: str | None = None
+    cold_per_s: float | None = None
+    energy_j: float | None = None
+    sm_clock_mhz: float | None = None
+    alloc_retries: int | None = None
+    enqueue_s: float | None = None
+    startup_s: float
+    compile_s: float
+    compile_cache_warm: bool | None = None
+    recompiles: int | None = None
+    warmup_s: float
+    measured_s: float
+    loader_wait_fraction: float | None
+    even_steps: int | None = 1
+    ranks: int = 1
+    rank_wait_fractions: tuple[float | None, ...] = ()
+    backwards_per_batch: float | None = None
+    updates_per_batch: float | None = None
+    epoch_turn_s: float | None = None
+    epoch_samples: int
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    host_memory_bytes: int | None = None
+
+    @property
+    def mean_step_s(self) -> float:
+        """Mean duration of a step at the steady rate, in seconds."""
+        return self.batch_size * self.ranks / self.steady_per_s
+
+    @property
+    def unit(self) -> str:
+        """The unit of its rates."""
+        return f"{self.counts}/s"
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Peak device memory: reserved by the allocator on CUDA, growth of the process on a CPU."""
+        return self.peak_reserved_bytes or self.peak_allocated_bytes
+
+    @property
+    def per_batch(self) -> tuple[float, float] | None:
+        """Backward passes and updates for each batch of a script; ``None`` if that was not seen."""
+        found = self.backwards_per_batch, self.updates_per_batch
+        return None if found[0] is None or found[1] is None else (found[0], found[1])
+
+    @property
+    def power_w(self) -> float | None:
+        """Mean power during the kept windows; ``None`` without an energy counter."""
+        return self.energy_j / self.measured_s if self.energy_j and self.measured_s else None
+
+    @property
+    def joules_per_sample(self) -> float | None:
+        """Energy for a sample at the steady rate; ``None`` without an energy counter."""
+        return None if self.power_w is None else self.power_w / self.steady_per_s

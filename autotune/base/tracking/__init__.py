@@ -1,0 +1,110 @@
+"""A catalog: one file per experiment tracker, to which ``--track`` writes trainings and searches where people look.
+
+Each file has ``TRACKER``, a subclass of `Tracker` that uses the tool's own API, which is imported when a run begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from autotune.base.errors import UnknownNameError, UsageError
+from autotune.base.tracking.tracker import TrackedRun, Tracker
+
+__all__ = ["TrackedRun", "Tracker", "Tracking", "check", "names", "tracker_named"]
+
+_OTHERS = ("tracker",)
+
+
+def names() -> list[str]:
+    """Return the names of the trackers, sorted."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in _OTHERS)
+
+
+def tracker_named(name: str) -> type[Tracker]:
+    """Return a tracker, whether its package is installed or not.
+
+    Raises:
+        UnknownNameError: there is none of that name.
+    """
+    if name not in names():
+        raise UnknownNameError("tracker", name, names())
+    found: type[Tracker] = importlib.import_module(f"{__name__}.{name}").TRACKER
+    return found
+
+
+def check(wanted: Sequence[str]) -> list[type[Tracker]]:
+    """Return the trackers of these names, before anything is started.
+
+    Raises:
+        UnknownNameError: there is none of a name. UsageError: its package is not installed.
+    """
+    found = []
+    for name in dict.fromkeys(wanted):
+        tracker = tracker_named(name)
+        if importlib.util.find_spec(tracker.package) is None:
+            raise UsageError(
+                f"--track {name} needs the package {tracker.package}, which is not installed here",
+                advice=f"pip install {tracker.pip}.",
+            )
+        found.append(tracker)
+    return found
+
+
+class Tracking:
+    """One run in several trackers, begun in all of them with the first thing that is told.
+
+    A tracker that raises is told nothing more, and the user one sentence. What trackers print goes to stderr.
+
+    Args:
+        say: called with that sentence.
+    """
+
+    def __init__(
+        self, trackers: Sequence[type[Tracker]], run: Callable[[], TrackedRun], say: Callable[[str], None]
+    ) -> None:
+        self._waiting = list(trackers)
+        self._run = run
+        self._say = say
+        self._open: list[Tracker] = []
+
+    def log(self, step: int, values: Mapping[str, float | None]) -> None:
+        """Tell figures at a step; ``None`` is left out."""
+        known = {name: float(value) for name, value in values.items() if value is not None}
+        self._each(lambda tracker: tracker.log(step, known))
+
+    def tell(self, step: int, name: str, text: str) -> None:
+        """Tell a text at a step."""
+        self._each(lambda tracker: tracker.tell(step, name, text))
+
+    def end(self, *, failed: bool = False) -> None:
+        """End the run, if it has begun. May be called twice."""
+        self._waiting = []
+        self._each(lambda tracker: tracker.end(failed=failed))
+        self._open = []
+
+    def _each(self, act: Callable[[Tracker], None]) -> None:
+        waiting, self._waiting = self._waiting, []
+        run = self._run() if waiting else None
+        for kind in waiting:
+            assert run is not None
+            with self._guarded(kind.package):
+                self._open.append(kind(run))
+        for tracker in list(self._open):
+            with self._guarded(tracker.package, tracker):
+                act(tracker)
+
+    @contextlib.contextmanager
+    def _guarded(self, package: str, tracker: Tracker | None = None) -> Iterator[None]:
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                yield
+        except Exception as error:
+            if tracker is not None:
+                self._open.remove(tracker)
+            first = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            self._say(f"{package} fails, and is told nothing more ({first})")

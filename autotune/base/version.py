@@ -1,0 +1,3 @@
+"""The version of autotune, which `pyproject.toml` states, too."""
+
+__version__ = "0.1.0"

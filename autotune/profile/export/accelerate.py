@@ -1,0 +1,84 @@
+"""A configuration file for ``accelerate launch``.
+
+It sets the number format, the compiler, the device and the number of processes, which are several only on GPUs,
+because on a CPU ``accelerate launch`` needs MPI for that. The loader, the model's layout and the
+optimizer are your script's. Under Accelerate only the model's forward pass runs in the lower precision, and its
+outputs are turned into fp32: a loss that is computed outside the model runs in fp32, unless ``with
+accelerator.autocast():`` is around it, as it was in the trials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.base.errors import UsageError
+from autotune.profile.export.compiling import compiled
+from autotune.profile.export.format import Given, Told, ToolFormat, nested
+from autotune.profile.export.writing import as_yaml
+from autotune.knobs.batch_size import KNOB as BATCH_SIZE
+from autotune.knobs.compile_mode import KNOB as COMPILE
+from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
+from autotune.knobs.intra_op_threads import KNOB as THREADS
+from autotune.knobs.precision import KNOB as PRECISION
+from autotune.base.records import Value
+
+
+def _precision(value: Value, given: Given) -> Told:
+    if value in ("bf16", "fp16"):
+        return Told({"mixed_precision": value})
+    high = 'torch.set_float32_matmul_precision("high") before training' if value == "tf32" else None
+    return Told({"mixed_precision": "no"}, high)
+
+
+def _compile(value: Value, given: Given) -> Told:
+    on = {"dynamo_config.dynamo_backend": "INDUCTOR", "dynamo_config.dynamo_mode": value}
+    return compiled(value, given, on, {"dynamo_config.dynamo_backend": "NO"})
+
+
+def _batch(value: Value, given: Given) -> Told:
+    return Told(lack=f"give it to the training's DataLoader: batch_size={given.at_once}, drop_last=True")
+
+
+def _accumulation(value: Value, given: Given) -> Told:
+    if given.parts == 1:
+        return Told()
+    return Told(lack=f"Accelerator(gradient_accumulation_steps={value}), and `with accelerator.accumulate(model):`")
+
+
+class _Accelerate(ToolFormat):
+    name = "accelerate"
+    about = "Hugging Face Accelerate"
+    usage = "accelerate launch --config_file FILE train.py"
+    place = 70
+    start = "accelerate launch starts them"
+    knobs = {
+        PRECISION.name: _precision,
+        COMPILE.name: _compile,
+        BATCH_SIZE.name: _batch,
+        ACCUMULATION.name: _accumulation,
+        THREADS.name: lambda value, given: Told(lack=f"accelerate launch --num_cpu_threads_per_process {value}"),
+    }
+
+    def caution(self, given: Given) -> str:
+        said = "A loss outside the model runs in fp32, unless it is under `with accelerator.autocast():`."
+        if not given.cuda:
+            return said
+        return f"{said} Without --num_cpu_threads_per_process, launch sets OMP_NUM_THREADS to 1."
+
+    def always(self, given: Given) -> dict[str, Any]:
+        if given.ranks > 1 and not given.cuda:
+            raise UsageError(
+                f"accelerate launch would start one process on a CPU, and the profile is of {given.ranks} ranks",
+                advice="under torchrun, `autotune.load_profile(FILE).prepare(…)` sets up each rank.",
+            )
+        processes = {"num_machines": 1, "num_processes": given.ranks, "machine_rank": 0}
+        together = "NO" if given.ranks == 1 else "MULTI_GPU"
+        where = {"compute_environment": "LOCAL_MACHINE", "distributed_type": together, "use_cpu": not given.cuda}
+        return {**where, **processes, "main_training_function": "main", "debug": False}
+
+    def render(self, options: Mapping[str, Any], given: Given) -> str:
+        return as_yaml(nested(options))
+
+
+FORMAT = _Accelerate()

@@ -1,0 +1,59 @@
+"""A script's own options, on one line.
+
+``--map KNOB=WORDS`` or ``--map KNOB:VALUE=WORDS`` says by which words the script sets a knob, as in a search; a profile
+of a script has those that the search was given. No words are added for what the script does by itself, as far as the
+search has seen that. Without any map, options are spelled as autotune's knobs: ``--batch-size 64 --pin-memory``, and
+``--no-pin-memory`` for what is off (`argparse.BooleanOptionalAction`).
+
+```bash
+python train.py $(autotune export STUDY --format args --map batch_size='-b {batch_size}' --map precision:bf16=--amp)
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from autotune.profile.export.format import Exported, Format
+from autotune.profile.export.heading import heading
+from autotune.profile.export.mapping import mapped
+from autotune.profile.export.writing import USUAL, are_words_with, as_words
+from autotune.knobs import KNOBS, spell
+from autotune.profile import Profile
+from autotune.base.records import Value
+
+
+class _Args(Format):
+    name = "args"
+    about = "scripts with options"
+    usage = "python train.py $(cat FILE)"
+    place = 40
+    takes_maps = True
+    flat = True
+
+    def export(self, profile: Profile, maps: Mapping[str, str] = MappingProxyType({})) -> Exported:
+        flags = dict(maps) or profile.workload.flags
+        if flags:
+            words, without = mapped(profile, flags)
+        else:
+            words, without = [word for item in profile.configuration.items() for word in _option(*item)], []
+        line, said = as_words(words)
+        return Exported(line, (*heading(profile), *without, *said))
+
+    def is_earlier(self, text: str) -> bool:
+        named = {option for name in KNOBS for option in (_flag(name), _flag(f"no_{name}"))}
+        return are_words_with(text, set(map(_flag, USUAL)), lambda n: n in named or n.startswith("--workload-"))
+
+
+FORMAT = _Args()
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-").replace(".", "-")
+
+
+def _option(name: str, value: Value) -> list[str]:
+    if isinstance(value, bool):
+        return [_flag(name if value else f"no_{name}")]
+    return [_flag(name), spell(value)]

@@ -1,0 +1,75 @@
+"""A ``ds_config.json`` for DeepSpeed, without comments.
+
+The number format is told by ``torch_autocast``, which runs the engine's forward pass under autocast: compute the loss
+inside the model to have it there too, as in the trials. DeepSpeed's own ``bf16`` and ``fp16`` would turn the weights
+themselves into that format. A DeepSpeed that does not know ``torch_autocast`` ignores it and trains in fp32 (this is
+written from the source of 0.19.8).
+
+The loader, the optimizer and the compiler are your script's; a loader that DeepSpeed makes from ``training_data`` has
+twice as many workers as there are GPUs, and no option for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.profile.export.by_hand import by_hand
+from autotune.profile.export.compiling import compiled
+from autotune.profile.export.format import Given, Told, ToolFormat, nested
+from autotune.profile.export.writing import as_json, is_object_with
+from autotune.knobs.batch_size import KNOB as BATCH_SIZE
+from autotune.knobs.compile_mode import KNOB as COMPILE
+from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
+from autotune.knobs.precision import KNOB as PRECISION
+from autotune.base.records import Value
+
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+_ALWAYS = {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "dataloader_drop_last"}
+
+
+def _precision(value: Value, given: Given) -> Told:
+    if value not in _DTYPES:
+        lack = by_hand(PRECISION.name, value, cuda=given.cuda) if value == "tf32" else None
+        return Told({"torch_autocast.enabled": False}, lack)
+    return Told({"torch_autocast.enabled": True, "torch_autocast.dtype": _DTYPES[str(value)]})
+
+
+def _compile(value: Value, given: Given) -> Told:
+    on = f'engine.compile(compile_kwargs={{"mode": "{value}"}}) after deepspeed.initialize'
+    return compiled(value, given, on, {})
+
+
+def _batch(value: Value, given: Given) -> Told:
+    return Told({"train_batch_size": given.ranks * given.batch_size, "train_micro_batch_size_per_gpu": given.at_once})
+
+
+class _DeepSpeed(ToolFormat):
+    name = "deepspeed"
+    about = "DeepSpeed"
+    usage = "deepspeed.initialize(…, config=FILE)"
+    place = 100
+    start = "deepspeed --num_gpus {ranks}"
+    flat = True
+    knobs = {
+        PRECISION.name: _precision,
+        COMPILE.name: _compile,
+        BATCH_SIZE.name: _batch,
+        ACCUMULATION.name: lambda value, given: Told({"gradient_accumulation_steps": given.parts}),
+    }
+
+    def caution(self, given: Given) -> str:
+        said = "Compute the loss inside the model: only there it runs under torch_autocast."
+        return said if given.cuda else f"{said} DS_ACCELERATOR=cpu keeps DeepSpeed on the CPU where there is a GPU."
+
+    def always(self, given: Given) -> dict[str, Any]:
+        return {"gradient_accumulation_steps": 1, "dataloader_drop_last": True}
+
+    def render(self, options: Mapping[str, Any], given: Given) -> str:
+        return as_json(nested(options))
+
+    def is_earlier(self, text: str) -> bool:
+        return is_object_with(text, _ALWAYS, {"torch_autocast"})
+
+
+FORMAT = _DeepSpeed()

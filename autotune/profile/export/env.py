@@ -1,0 +1,52 @@
+"""Variables for a shell: those that the knobs themselves need, and ``AUTOTUNE_<KNOB>`` for each knob.
+
+The first are in force for any training that the shell starts: the threads of a CPU (``OMP_NUM_THREADS``,
+``MKL_NUM_THREADS``), CUDA's allocator, cuBLAS' workspaces. The others do nothing by themselves; a script reads them:
+``int(os.environ["AUTOTUNE_BATCH_SIZE"])``. Values are spelled as in the profile, in quotes where a shell needs them.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from autotune.profile.export.format import MARK, Exported, Format
+from autotune.profile.export.heading import heading
+from autotune.knobs import spell
+from autotune.knobs.intra_op_threads import KNOB as THREADS
+from autotune.profile import Profile, printable
+from autotune.space import environment
+
+_PREFIX = "AUTOTUNE_"
+_FROM = f"export {_PREFIX}EXPORT="
+
+
+class _Env(Format):
+    name = "env"
+    about = "shells and their scripts"
+    usage = 'eval "$(autotune export STUDY --format env)"'
+    place = 30
+    endings = (".env",)
+    flat = True
+
+    def export(self, profile: Profile, maps: Mapping[str, str] = MappingProxyType({})) -> Exported:
+        config, origin = profile.configuration, profile.provenance
+        found = environment(config)
+        if THREADS.name in config:
+            found |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), spell(config[THREADS.name]))
+        found |= {_variable(name): spell(value) for name, value in config.items()}
+        lines = [_FROM + shlex.quote(printable(f"{MARK}: study {origin.study}, trial {origin.trial}"))]
+        lines += [f"export {name}={shlex.quote(value)}" for name, value in found.items()]
+        return Exported("".join(f"{line}\n" for line in lines), tuple(heading(profile)))
+
+    def is_earlier(self, text: str) -> bool:
+        return text.startswith(_FROM)
+
+
+FORMAT = _Env()
+
+
+def _variable(name: str) -> str:
+    return _PREFIX + re.sub(r"\W", "_", name, flags=re.ASCII).upper()

@@ -1,0 +1,28 @@
+"""The profile itself as JSON, for programs; autotune reads it like the YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from autotune.profile.export.format import Exported, Format
+from autotune.profile.export.writing import as_json
+from autotune.profile import Profile
+
+
+class _Json(Format):
+    name = "json"
+    about = "programs"
+    usage = "json.load(open(FILE))"
+    place = 20
+    endings = (".json",)
+
+    def export(self, profile: Profile, maps: Mapping[str, str] = MappingProxyType({})) -> Exported:
+        return Exported(as_json(profile.model_dump(mode="json")))
+
+    def is_earlier(self, text: str) -> bool:
+        # It is YAML too, and recognised as such.
+        return False
+
+
+FORMAT = _Json()

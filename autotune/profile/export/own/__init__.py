@@ -1,0 +1,83 @@
+"""A format of the user's own: a function ``export(profile: dict) -> str`` that runs in a small process of its own.
+
+The parent runs no user code: it hands the profile over as JSON, and takes the text back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from autotune.base.errors import UsageError
+from autotune.profile.export.format import Exported, Format
+from autotune.profile import Profile
+
+#: Writing a text takes a moment; a function that takes longer than this is stuck.
+EXPORT_S = 20.0
+_ADVICE = "a format is a function export(profile: dict) -> str."
+
+
+class OwnFormat(Format):
+    """A format of the user's own.
+
+    Args:
+        source: ``FILE.py``, whose function is called ``export``, or ``package.module:NAME``, which is found from the
+            folder in which the command runs.
+
+    Raises:
+        UsageError: ``source`` is neither, or there is no such file.
+    """
+
+    about = "a format of your own"
+    usage = ""
+
+    def __init__(self, source: str) -> None:
+        module, colon, function = source.partition(":")
+        if source.endswith(".py"):
+            if not Path(source).is_file():
+                raise UsageError(f"there is no file {source}", advice=_ADVICE)
+        elif not colon or not function.isidentifier() or not all(map(str.isidentifier, module.split("."))):
+            raise UsageError(f"{source!r} is no format", advice="write it as FILE.py or package.module:NAME.")
+        self.name = source
+
+    def export(self, profile: Profile, maps: Mapping[str, str] = MappingProxyType({})) -> Exported:
+        """Return what the function makes of the profile.
+
+        Raises:
+            UsageError: the function raised, returned something else than text, timed out, or ended its process.
+        """
+        # The child inherits stderr, so that what the function prints is shown to its author.
+        child = subprocess.Popen(
+            [sys.executable, "-P", "-m", "autotune.profile.export.own", self.name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            process_group=0,
+        )
+        try:
+            answered, _ = child.communicate(profile.model_dump_json().encode(), EXPORT_S)
+        except subprocess.TimeoutExpired:
+            raise UsageError(f"format {self.name} gave no text within {EXPORT_S:.0f} s", advice=_ADVICE) from None
+        finally:
+            # Whatever it has started, too.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+            assert child.stdout is not None
+            child.stdout.close()
+        try:
+            answer = json.loads(answered.splitlines()[-1])
+        except (ValueError, IndexError):
+            answer = {"error": f"its process ended without an answer (exit code {child.returncode})"}
+        if "error" in answer:
+            raise UsageError(f"format {self.name}: {answer['error']}", advice=_ADVICE)
+        return Exported(answer["text"])
+
+    def is_earlier(self, text: str) -> bool:
+        return False

@@ -1,0 +1,104 @@
+"""A file for timm's ``train.py -c``.
+
+The names are those of the script in timm's repository that has ``--device`` and ``--torchcompile-mode`` (timm 1.0). A
+recent script warns of keys that it does not know, an older one ignores them. Options on the command line go before the
+file.
+
+On a GPU the script turns on cuDNN's benchmark and TF32 for matrix products by itself, and its workers always stay
+alive between epochs. Its prefetcher copies batches asynchronously. ``--lr-base`` is scaled with the batch, ``--lr`` is
+not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.profile.export.by_hand import SCALED_SGD, by_hand
+from autotune.profile.export.compiling import compiled
+from autotune.profile.export.format import Given, Told, ToolFormat, nested
+from autotune.profile.export.writing import as_yaml
+from autotune.knobs.batch_size import KNOB as BATCH_SIZE
+from autotune.knobs.compile_mode import KNOB as COMPILE
+from autotune.knobs.cudnn_benchmark import KNOB as BENCHMARK
+from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
+from autotune.knobs.memory_format import KNOB as LAYOUT
+from autotune.knobs.non_blocking import KNOB as NON_BLOCKING
+from autotune.knobs.num_workers import KNOB as WORKERS
+from autotune.knobs.optimizer_impl import KNOB as OPTIMIZER
+from autotune.knobs.persistent_workers import KNOB as PERSISTENT
+from autotune.knobs.pin_memory import KNOB as PINNED
+from autotune.knobs.precision import KNOB as PRECISION
+from autotune.base.records import Value
+
+_NAMED = "timm:"
+_AMP = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+def _precision(value: Value, given: Given) -> Told:
+    if value in _AMP:
+        return Told({"amp": True, "amp_dtype": _AMP[str(value)]})
+    if value == "fp32" and given.cuda:
+        return Told({"amp": False}, "train.py allows TF32 in matrix products: take that line out of it")
+    return Told({"amp": False})
+
+
+def _compile(value: Value, given: Given) -> Told:
+    return compiled(value, given, {"torchcompile": "inductor", "torchcompile_mode": value}, {"torchcompile": None})
+
+
+def _layout(value: Value, given: Given) -> Told:
+    if value == "channels_last_3d":
+        return Told(lack=by_hand(LAYOUT.name, value, cuda=given.cuda))
+    return Told({"channels_last": value == "channels_last"})
+
+
+def _implementation(value: Value, given: Given) -> Told:
+    scaled = value == "fused" and given.config.get(PRECISION.name) == "fp16"
+    lack = f"under fp16 {SCALED_SGD}, after train.py has made it" if scaled else None
+    return Told({f"opt_kwargs.{name}": value == name for name in ("foreach", "fused")}, lack)
+
+
+def _benchmark(value: Value, given: Given) -> Told:
+    return Told() if value else Told(lack="train.py turns it on: take that line out of it")
+
+
+def _persistent(value: Value, given: Given) -> Told:
+    return Told() if value else Told(lack="train.py keeps its workers, which costs their memory between epochs")
+
+
+def _non_blocking(value: Value, given: Given) -> Told:
+    return Told() if value else Told(lack="train.py copies asynchronously, unless it is run with --no-prefetcher")
+
+
+class _Timm(ToolFormat):
+    name = "timm"
+    about = "timm's train.py"
+    usage = "python train.py -c FILE --data-dir DATA"
+    place = 60
+    knobs = {
+        PRECISION.name: _precision,
+        COMPILE.name: _compile,
+        BATCH_SIZE.name: lambda value, given: Told({"batch_size": given.at_once}),
+        ACCUMULATION.name: lambda value, given: Told({"grad_accum_steps": given.parts}),
+        LAYOUT.name: _layout,
+        WORKERS.name: lambda value, given: Told({"workers": value}),
+        PINNED.name: lambda value, given: Told({"pin_mem": value}),
+        NON_BLOCKING.name: _non_blocking,
+        PERSISTENT.name: _persistent,
+        BENCHMARK.name: _benchmark,
+        OPTIMIZER.name: _implementation,
+    }
+
+    def caution(self, given: Given) -> str:
+        return "train.py scales --lr-base with the batch by itself; --lr stays as it is written."
+
+    def always(self, given: Given) -> dict[str, Any]:
+        model = {"model": given.model.removeprefix(_NAMED)} if given.model.startswith(_NAMED) else {}
+        return {**model, "device": "cuda" if given.cuda else "cpu", "pin_mem": False, "grad_accum_steps": 1}
+
+    def render(self, options: Mapping[str, Any], given: Given) -> str:
+        return as_yaml(nested(options))
+
+
+FORMAT = _Timm()

@@ -1,0 +1,117 @@
+"""``TrainingArguments`` of Hugging Face Transformers, as JSON without comments.
+
+```python
+(arguments,) = HfArgumentParser(TrainingArguments).parse_json_file(FILE)
+```
+
+The Trainer's own optimizer is AdamW; the file chooses its implementation by ``optim`` and does nothing for an
+optimizer that you hand it. Where the Trainer compiles on a GPU it would turn TF32 on, so ``tf32`` is written out
+there. The Trainer clips gradients at a norm of 1 (``max_grad_norm``), which the trials did not unless the workload
+does. Models that take ``num_items_in_batch`` weigh accumulated parts by their tokens, not equally.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.profile.export.compiling import compiled
+from autotune.profile.export.format import Given, Told, ToolFormat, nested
+from autotune.profile.export.writing import as_json, is_object_with
+from autotune.knobs.batch_size import KNOB as BATCH_SIZE
+from autotune.knobs.broadcast_buffers import KNOB as BUFFERS
+from autotune.knobs.compile_mode import KNOB as COMPILE
+from autotune.knobs.ddp_bucket_cap_mb import KNOB as BUCKETS
+from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
+from autotune.knobs.non_blocking import KNOB as NON_BLOCKING
+from autotune.knobs.num_workers import KNOB as WORKERS
+from autotune.knobs.optimizer_impl import KNOB as OPTIMIZER
+from autotune.knobs.persistent_workers import KNOB as PERSISTENT
+from autotune.knobs.pin_memory import KNOB as PINNED
+from autotune.knobs.precision import KNOB as PRECISION
+from autotune.knobs.prefetch_factor import KNOB as PREFETCH
+from autotune.base.records import Value
+
+_LOADER = "dataloader_"
+
+
+def _precision(value: Value, given: Given) -> Told:
+    chosen: dict[str, Any] = {"bf16": value == "bf16", "fp16": value == "fp16"}
+    compiles = given.config.get(COMPILE.name, COMPILE.default) != COMPILE.default
+    if value == "tf32":
+        # The Trainer sets it by backend. The compiler asks for the precision as a whole when it chooses among kernels.
+        high = 'call torch.set_float32_matmul_precision("high") once TrainingArguments are made, or compiling may fail'
+        return Told({**chosen, "tf32": True}, high if compiles else None)
+    if given.cuda and compiles:
+        return Told({**chosen, "tf32": False}, "tf32=false turns TF32 off in convolutions too, where the trials had it")
+    return Told(chosen)
+
+
+def _compile(value: Value, given: Given) -> Told:
+    return compiled(value, given, {"torch_compile": True, "torch_compile_mode": value}, {"torch_compile": False})
+
+
+def _workers(value: Value, given: Given) -> Told:
+    how = {f"{_LOADER}multiprocessing_context": given.start_method} if value else {}
+    return Told({f"{_LOADER}{WORKERS.name}": value, **how})
+
+
+def _loader(name: str, value: Value) -> Told:
+    return Told({_LOADER + name: value})
+
+
+def _implementation(value: Value, given: Given) -> Told:
+    by_trainer = {"optim": "adamw_torch_fused" if value == "fused" else "adamw_torch"}
+    # What it does for adamw_torch is PyTorch's own choice.
+    own = "foreach" if given.cuda else "for-loop"
+    wanted = {"fused": "fused=True", "foreach": "foreach=True"}.get(str(value), "foreach=False")
+    lack = f"this is for the Trainer's own AdamW; give another optimizer {wanted}"
+    return Told(by_trainer, lack if value in ("fused", own) else f"give your optimizer {wanted} yourself")
+
+
+_ALWAYS = {"output_dir", "per_device_train_batch_size", "use_cpu", f"{_LOADER}drop_last", f"{_LOADER}{PINNED.name}"}
+_SOMETIMES = {"bf16", "fp16", "tf32", "torch_compile", "torch_compile_mode", "optim", "gradient_accumulation_steps"}
+_SOMETIMES |= {BUCKETS.name, "ddp_broadcast_buffers"}
+_SOMETIMES |= {"accelerator_config", f"{_LOADER}multiprocessing_context"}
+_SOMETIMES |= {_LOADER + knob.name for knob in (WORKERS, PREFETCH, PERSISTENT)}
+
+
+class _Transformers(ToolFormat):
+    name = "transformers"
+    about = "Hugging Face Trainer"
+    usage = "HfArgumentParser(TrainingArguments).parse_json_file(FILE)"
+    place = 80
+    flat = True
+    knobs = {
+        PRECISION.name: _precision,
+        COMPILE.name: _compile,
+        BATCH_SIZE.name: lambda value, given: Told({"per_device_train_batch_size": given.at_once}),
+        ACCUMULATION.name: lambda value, given: Told({"gradient_accumulation_steps": given.parts}),
+        WORKERS.name: _workers,
+        PREFETCH.name: lambda value, given: _loader(PREFETCH.name, value),
+        PINNED.name: lambda value, given: _loader(PINNED.name, value),
+        NON_BLOCKING.name: lambda value, given: Told({"accelerator_config.non_blocking": value}),
+        PERSISTENT.name: lambda value, given: _loader(PERSISTENT.name, value),
+        OPTIMIZER.name: _implementation,
+        BUCKETS.name: lambda value, given: Told({BUCKETS.name: value}),
+        BUFFERS.name: lambda value, given: Told({"ddp_broadcast_buffers": value}),
+    }
+
+    def caution(self, given: Given) -> str:
+        said = "Give it your output_dir. The Trainer clips gradients unless max_grad_norm is 0."
+        if not given.cuda or given.ranks > 1:
+            return said
+        return f"{said} It trains on every GPU that it sees: set CUDA_VISIBLE_DEVICES to one."
+
+    def always(self, given: Given) -> dict[str, Any]:
+        loader = {f"{_LOADER}drop_last": True, f"{_LOADER}{PINNED.name}": False}
+        return {"output_dir": "trainer_output", "use_cpu": not given.cuda, **loader}
+
+    def render(self, options: Mapping[str, Any], given: Given) -> str:
+        return as_json(nested(options))
+
+    def is_earlier(self, text: str) -> bool:
+        return is_object_with(text, _ALWAYS, _SOMETIMES)
+
+
+FORMAT = _Transformers()

@@ -1,0 +1,334 @@
+"""Finds what limits a configuration, by comparing its rate with those of the device alone and the loader alone.
+
+A training that overlaps loading and computing runs at most at the smaller of the two rates (the roofline argument:
+Williams, Waterman & Patterson, CACM 52, 2009, with the loader in place of the memory). Without loader workers, the
+times of loading and computing add up. Of several ranks, the device's own rate is measured with and without the exchange
+of gradients, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from autotune import stats
+from autotune.space.formatting import percent_text, rate_text
+from autotune.knobs.num_workers import workers_of
+from autotune.knobs.pin_memory import KNOB as PINNED
+from autotune.knobs.static_graph import KNOB as STATIC_GRAPH
+from autotune.base.layout import COLD
+from autotune.base.records import Bottleneck, Config, LaunchKind, Limit, Measurement, MeasurePlan, TrialStatus
+from autotune.space import device_part, key, loader_part
+from autotune.search.verify.comparison import Comparison
+from autotune.search.verify.entrant import Entrant, wait_fraction
+from autotune.search.verify.final import Final
+
+#: Something is a limit only if removing it would gain at least this ratio.
+MATTERS = 1.1
+#: A ceiling further below the measured rate than this contradicts it. The launches are from different moments.
+CONTRADICTS = 0.9
+#: If loading, copying or computing take turns, one with less than this fraction of the time is not the limit.
+SMALL_SHARE = 1 / 3
+#: The device waits for the host if enqueueing takes at least this fraction of a step.
+LAUNCH_BOUND = 0.9
+#: A loader that waits for its store for more than this fraction of the time is limited by it.
+STORE = 0.3
+
+_KINDS = (LaunchKind.DEVICE_ONLY, LaunchKind.LOADER_ONLY)
+_NAMES = {LaunchKind.DEVICE_ONLY: "device", LaunchKind.LOADER_ONLY: "loader", LaunchKind.MEASURE: COLD}
+
+
+def bottlenecks(final: Final, compared: Comparison, entrants: Sequence[Entrant], share_s: float) -> list[Bottleneck]:
+    """Return the bottleneck of each entrant, as far as there is time. Ceilings shared by entrants are measured once."""
+    if not final.sees_inside or compared.baseline.seen[0].counts == "steps":
+        return []
+    budget = final.launches.budget
+    # Launches by an earlier run of the study count against this step's share.
+    began = budget.spent_s - sum(_finished_s(final, kind, e) for e in entrants for kind in _NAMES)
+    # A training's own launches tell less sure what limits it, and nothing of its first epoch: the winner's comes first.
+    by_use = sorted(entrants, key=lambda e: -compared.rate(e).per_s)
+    reserve_s = _cost_s(final, LaunchKind.MEASURE, by_use[0]) if by_use and reads_apart(final) else 0.0
+    ceilings: dict[tuple[LaunchKind, str], Measurement | None] = {}
+    without: dict[str, Measurement | None] = {}
+    found = {}
+    for one in entrants:
+        names = [
+            (LaunchKind.DEVICE_ONLY, key(device_part(one.config))),
+            (LaunchKind.LOADER_ONLY, key(loader_part(one.config))),
+        ]
+        missing = [n for n in names if n not in ceilings and not final.by_command]
+        left_s = min(share_s - (budget.spent_s - began), budget.left_s) - reserve_s
+        # One ceiling without the other tells little.
+        if missing and sum(_cost_s(final, kind, one) for kind, _ in missing) <= max(0.0, left_s):
+            for name in missing:
+                ceilings[name] = _ceiling(final, name[0], one)
+        device, loader = (ceilings.get(n) for n in names)
+        part = names[0][1]
+        # Of a model that is sharded, only a part of the exchange could be left out.
+        if device is not None and STATIC_GRAPH.name in final.space.choices and part not in without:
+            left_s = min(share_s - (budget.spent_s - began), budget.left_s)
+            affordable = _cost_s(final, LaunchKind.DEVICE_ONLY, one, apart=True) <= max(0.0, left_s)
+            without[part] = _ceiling(final, LaunchKind.DEVICE_ONLY, one, apart=True) if affordable else None
+        rate, on_cpu = compared.rate(one).per_s, final.device == "cpu"
+        found[one.name] = bottleneck(one, rate, final.cores, on_cpu, device, loader, without.get(part))
+    # Last, because it empties a cache that all other launches want full.
+    for one in by_use:
+        left_s = min(share_s - (budget.spent_s - began), budget.left_s)
+        found[one.name] = _with_cold(final, found[one.name], one, left_s)
+    return [found[one.name] for one in entrants]
+
+
+def reads_apart(final: Final) -> bool:
+    """Whether a first epoch reads from elsewhere than later ones, and is to be measured: behind a store that was put
+    there, or if the search is asked about epochs."""
+    data = final.launches.conditions.data
+    return data.first_epoch_apart and not final.by_command and (data.store is not None or final.epochs is not None)
+
+
+def _with_cold(final: Final, found: Bottleneck, one: Entrant, left_s: float) -> Bottleneck:
+    """Measure the first epoch, whose files no cache has yet, if it `reads_apart` and there is time."""
+    data = final.launches.conditions.data
+    name = _name(LaunchKind.MEASURE, one)
+    more_s = None if final.deliveries is None else stats.first_epoch_more_s(final.deliveries)
+    if more_s is not None:
+        # Its launches tell of later epochs.
+        cold_per_s = 1 / (1 / found.samples_per_s + more_s)
+        words = f"{found.sentence} Its data set keeps what it has made: in the first epoch it runs at about "
+        sentence = f"{words}{rate_text(cold_per_s)} samples/s."
+        return found.model_copy(update={"cold_per_s": (cold_per_s, cold_per_s, cold_per_s), "sentence": sentence})
+    if not reads_apart(final) or _cost_s(final, LaunchKind.MEASURE, one) > left_s:
+        return found
+    if data.store is not None:
+        cold = data.model_copy(update={"store": data.store.model_copy(update={"cached": 0.0})})
+        where, held = "the store's cache is empty", f"; the cache holds {percent_text(data.store.cached)} of the files"
+    else:
+        done = final.launches.finished(name, one.config) is not None
+        if not done and not final.evict():
+            return found
+        cold = data.model_copy(update={"page_cache": "cold"})
+        where, held = "no file is in the page cache", ""
+    title = f"an empty cache, trial {one.trial.number}"
+    result = final.launches.run_outside(
+        LaunchKind.MEASURE, name, title, one.config, plan=_plan(final), data=cold, limit_s=left_s
+    )
+    final.raise_if_stopped()
+    seen = result.measurement if result.status is TrialStatus.COMPLETE else None
+    if seen is None:
+        return found
+    rate = rate_text(seen.samples_per_s)
+    sentence = f"{found.sentence} While {where}, in the first epoch, it runs at {rate} samples/s{held}."
+    return found.model_copy(update={"cold_per_s": _triple(seen), "sentence": sentence})
+
+
+def _finished_s(final: Final, kind: LaunchKind, one: Entrant) -> float:
+    """Return the duration of such a launch if an earlier run of the study completed it, else 0."""
+    result = final.launches.finished(_name(kind, one), one.config)
+    return 0.0 if result is None else result.wall_s
+
+
+def _cost_s(final: Final, kind: LaunchKind, one: Entrant, *, apart: bool = False) -> float:
+    """Estimate the duration of such a launch; 0 if an earlier run of the study completed it."""
+    if final.launches.finished(_name(kind, one, apart=apart), one.config) is not None:
+        return 0.0
+    start_s = max((m.startup_s + m.warmup_s for m in one.seen), default=0.0)
+    # The compiler's cache is warm by now.
+    return start_s + 1.2 * _plan(final).max_measure_s
+
+
+def _name(kind: LaunchKind, one: Entrant, *, apart: bool = False) -> str:
+    return f"{'apart' if apart else _NAMES[kind]}-{one.name}"
+
+
+def _ceiling(final: Final, kind: LaunchKind, one: Entrant, *, apart: bool = False) -> Measurement | None:
+    """Launch one side of a training alone.
+
+    Args:
+        apart: the ranks do not exchange gradients.
+    """
+    what = "the device alone" if kind is LaunchKind.DEVICE_ONLY else "the loader alone"
+    title = f"{what}{' in each rank' if apart else ''}, trial {one.trial.number}"
+    result = final.launches.run_outside(
+        kind, _name(kind, one, apart=apart), title, one.config, plan=_plan(final), exchanges=not apart
+    )
+    final.raise_if_stopped()
+    return result.measurement if result.status is TrialStatus.COMPLETE else None
+
+
+def _plan(final: Final) -> MeasurePlan:
+    """Return a shorter measuring plan: ceilings only support a verdict, and need less precision than the race."""
+    plan = final.launches.plan
+    return plan.model_copy(update={"max_measure_s": max(2.0, plan.max_measure_s / 4), "target_halfwidth": 0.05})
+
+
+def bottleneck(
+    one: Entrant,
+    rate: float,
+    cores: int,
+    on_cpu: bool,
+    device: Measurement | None,
+    loader: Measurement | None,
+    apart: Measurement | None = None,
+) -> Bottleneck:
+    """Return the bottleneck of an entrant.
+
+    Args:
+        rate: end-to-end rate in samples/s. cores: that a training may use; on_cpu: it computes on them, too.
+        device, loader: launches of either alone; ``None`` if there was no time for them.
+        apart: the device alone in ranks that do not exchange gradients.
+    """
+    waits = wait_fraction(one.seen) or 0.0
+    limit, sentence = verdict(one.config, rate, waits, device, loader, apart, on_cpu=on_cpu)
+    sides = sides_of(one.config, one.seen, device, None if contradictory(rate, loader) else loader)
+    local = None
+    if limit is Limit.LOADER and sides is not None and sides.idle > STORE:
+        local = max(rate, without_store(one.config, sides, cores, shared=on_cpu))
+        sentence += (
+            f" For {percent_text(sides.idle)} of the time it takes, the loader's processes wait for files or the "
+            f"network: from a copy in memory the training would run at about {rate_text(local)} samples/s."
+        )
+    return Bottleneck(
+        trial=one.trial.number,
+        limit=limit,
+        samples_per_s=rate,
+        device_only_per_s=None if contradictory(rate, device) else _triple(device),
+        loader_only_per_s=None if contradictory(rate, loader) else _triple(loader),
+        alone_per_s=None if contradictory(rate, apart) else _triple(apart),
+        store_fraction=None if sides is None else sides.idle,
+        local_per_s=local,
+        sentence=sentence,
+    )
+
+
+@dataclass(frozen=True)
+class DeviceAndLoader:
+    """What device and loader do by themselves, in samples/s.
+
+    Attributes:
+        idle: of the time in which the loader's processes make batches, the part in which they wait for files or the
+            network.
+    """
+
+    device_per_s: float
+    loader_per_s: float
+    idle: float
+
+
+def sides_of(
+    config: Config, seen: Sequence[Measurement], device: Measurement | None, loader: Measurement | None
+) -> DeviceAndLoader | None:
+    """Return what is known of either side of a training.
+
+    Without workers its own launches tell best: loading and computing take turns in them, and both are slower than
+    alone, because each leaves the other cold caches. With workers the two get in each other's way, so launches of
+    either alone tell more, if there were any.
+
+    Args:
+        seen: launches of the training. device, loader: of either alone.
+    """
+    told = None
+    rows = [(m.device_per_s, m.loader_capacity_per_s, m.loader_idle_fraction) for m in seen]
+    known = [(made, loaded, idle) for made, loaded, idle in rows if made and loaded and idle is not None]
+    if known:
+        told = DeviceAndLoader(*(median(column) for column in zip(*known, strict=True)))
+    if device is None or loader is None or loader.loader_idle_fraction is None or (told and not workers_of(config)):
+        return told
+    return DeviceAndLoader(device.samples_per_s, loader.samples_per_s, loader.loader_idle_fraction)
+
+
+def without_store(config: Config, sides: DeviceAndLoader, cores: int, *, shared: bool) -> float:
+    """Estimate the rate of a training whose loader need not wait for its store, in samples/s.
+
+    What remains of the loader is the time in which its processes are busy. With workers, as many of them are busy at a
+    time as there are cores, and the training runs at most at the device's rate.
+
+    Args:
+        shared: the device is the CPU, so that training and loader share its cores.
+    """
+    workers = workers_of(config)
+    busy_s = (1 - sides.idle) * max(1, workers) / sides.loader_per_s
+    if not workers:
+        return 1 / (1 / sides.device_per_s + busy_s)
+    if shared:
+        # The work of both is spread over all cores.
+        both = 1 / (1 / sides.device_per_s + busy_s / cores)
+        return min(both, workers / busy_s)
+    return min(sides.device_per_s, min(workers, cores) / busy_s)
+
+
+def contradictory(rate: float, ceiling: Measurement | None) -> bool:
+    """Return whether a ceiling is so far below the end-to-end rate that one of them is not what it seems."""
+    return ceiling is not None and ceiling.ci95_per_s[1] < CONTRADICTS * rate
+
+
+def _triple(measurement: Measurement | None) -> tuple[float, float, float] | None:
+    return None if measurement is None else (measurement.samples_per_s, *measurement.ci95_per_s)
+
+
+def verdict(
+    config: Config,
+    rate: float,
+    wait_fraction: float,
+    device: Measurement | None,
+    loader: Measurement | None,
+    apart: Measurement | None = None,
+    *,
+    on_cpu: bool = True,
+) -> tuple[Limit, str]:
+    """Return what limits a configuration, and a sentence that says what removing each limit would gain.
+
+    Args:
+        rate: end-to-end rate in samples/s.
+        wait_fraction: fraction of a step spent waiting for the loader; decides alone if a ceiling was not measured.
+        on_cpu: batches are not copied to another device.
+    """
+    odd = contradictory(rate, device) or contradictory(rate, loader)
+    if odd or device is None or loader is None:
+        limit = Limit.LOADER if wait_fraction > 0.5 else Limit.DEVICE if wait_fraction < 0.1 else Limit.BALANCED
+        why = (
+            "a ceiling came out below the rate itself, so the machine was not the same then, and it is left out"
+            if odd
+            else "the ceilings were not measured"
+        )
+        return limit, f"{limit}: {percent_text(wait_fraction)} of a step is waiting for the loader ({why})."
+    copying = 0.0 if on_cpu or config.get(PINNED.name) else 1 - wait_fraction - rate / device.samples_per_s
+    if copying > max(SMALL_SHARE, wait_fraction):
+        return Limit.COPY, (
+            f"{Limit.COPY}: for about {percent_text(copying)} of a step the device neither computes (alone it runs at "
+            f"{rate_text(device.samples_per_s)} samples/s) nor waits for the loader: without {PINNED.phrase(True)} it "
+            "waits while each batch is copied."
+        )
+    bound = Limit.LAUNCH if _launch_bound(device) else Limit.DEVICE
+    buys = (
+        f"{_buys('a loader', device.samples_per_s, rate)}, {_buys('a device', loader.samples_per_s, rate)}".capitalize()
+    )
+    if apart is not None:
+        buys += f"; of the device alone, ranks that exchange nothing would make {rate_text(apart.samples_per_s)}"
+        bound = Limit.COMMUNICATION if apart.samples_per_s > MATTERS * device.samples_per_s else bound
+    if workers_of(config) == 0:
+        share = device.samples_per_s / (device.samples_per_s + loader.samples_per_s)
+        limit = Limit.LOADER if share > 1 - SMALL_SHARE else bound if share < SMALL_SHARE else Limit.BALANCED
+        turns = f"without workers loading and computing take turns, and loading takes {percent_text(share)} of the time"
+        return limit, f"{limit}: {turns}. {buys}."
+    # A ceiling below the measured rate is noise: removing the other limit would gain nothing.
+    faster_loader, faster_device = max(1.0, device.samples_per_s / rate), max(1.0, loader.samples_per_s / rate)
+    if faster_loader > MATTERS and faster_loader > MATTERS * faster_device:
+        limit = Limit.LOADER
+    elif faster_device > MATTERS and faster_device > MATTERS * faster_loader:
+        limit = bound
+    else:
+        limit = Limit.BALANCED
+    return limit, f"{limit}: {buys[0].lower()}{buys[1:]}."
+
+
+def _buys(what: str, ceiling_per_s: float, rate_per_s: float) -> str:
+    """Return a clause about the rate if one side took no time."""
+    if ceiling_per_s < rate_per_s:
+        # A ceiling a little below the measured rate is noise.
+        return f"{what} that costs nothing would buy nothing (alone: {rate_text(ceiling_per_s)} samples/s)"
+    # No ratio: the two rates are from different moments.
+    return f"with {what} that costs nothing it would run at {rate_text(ceiling_per_s)} samples/s"
+
+
+def _launch_bound(device: Measurement) -> bool:
+    return device.enqueue_s is not None and device.enqueue_s >= LAUNCH_BOUND * device.mean_step_s

@@ -1,0 +1,83 @@
+"""What the steps of the proof share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from autotune.base.errors import InterruptedSearch
+from autotune.base.observer import Observer
+from autotune.base.records import EAGER_FP32, Deliveries
+from autotune.space.requirements import ANYTHING, Requirements
+from autotune.workload.scoring import Scorer
+from autotune.space import Space
+from autotune.study.budget import SEARCH_SHARE
+from autotune.study.launches import Launches
+
+
+@dataclass(frozen=True)
+class Final:
+    """Everything that the steps of the proof share.
+
+    Attributes:
+        by_rate: the search is for the rate itself, so the intervals of rates determine the winner.
+        rate_within: the objective chooses among those whose rate is within this fraction of the fastest one's; at 0 the
+            fastest wins. Only with `by_rate`.
+        required: what the winner must meet.
+        stop: returns the number of the signal that asks the search to end, or ``None``.
+        compiled_s: seconds of compiling with a cold cache, by graph, as the search has seen it.
+        searched_s: seconds of the budget that the search has spent.
+        cores: that a training may use.
+        epochs: that the training is to have, if the search is asked about them.
+        deliveries: what a script's own loader has delivered to its probe; ``None`` if that was not noted.
+        evict: drops the data's files from the page cache, and returns whether they are gone.
+    """
+
+    space: Space
+    launches: Launches
+    scorer: Scorer
+    observer: Observer
+    stop: Callable[[], int | None]
+    by_rate: bool = True
+    rate_within: float = 0.0
+    required: Requirements = ANYTHING
+    compiled_s: Mapping[str, float] = field(default_factory=dict)
+    searched_s: float = 0.0
+    cores: int = 1
+    epochs: int | None = None
+    deliveries: Deliveries | None = None
+    evict: Callable[[], bool] = lambda: False
+
+    @property
+    def budget_s(self) -> float:
+        """The budget that the shares of the proof's steps refer to: less than the user's if the search has taken more
+        than its usual part, so that each step gets less."""
+        limit_s = self.launches.budget.limit_s
+        return min(limit_s, (limit_s - self.searched_s) / (1 - SEARCH_SHARE))
+
+    @property
+    def by_command(self) -> bool:
+        """Whether a script of the user's trains, which can be started and watched, and taken apart no further."""
+        return self.launches.conditions.command is not None
+
+    @property
+    def sees_inside(self) -> bool:
+        """Whether more than its rate is seen of a training: its losses, and its waits for the loader."""
+        command = self.launches.conditions.command
+        return command is None or command.rate is None
+
+    @property
+    def beside(self) -> str:
+        """What the finalists' losses are compared with."""
+        return "the script as it stands" if self.by_command else EAGER_FP32
+
+    @property
+    def device(self) -> str:
+        """``cpu`` or ``cuda``."""
+        return self.launches.conditions.device.partition(":")[0]
+
+    def raise_if_stopped(self) -> None:
+        """Raise `InterruptedSearch` if a signal has asked the search to end."""
+        number = self.stop()
+        if number is not None:
+            raise InterruptedSearch(number)

@@ -1,0 +1,177 @@
+"""What the user requires of a configuration besides that it is fast: ``peak_memory<=8GiB``."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from autotune.base.errors import UnknownNameError, UsageError
+from autotune.base.parsing import short_duration_s, size_bytes
+from autotune.base.records import FIGURES, SHORT, Figure, Goal, Measurement, NotScored, Trial
+
+_FORM = re.compile(r"\s*([a-z_]+)\s*(<=|>=|[<>=]=?)\s*(.+?)\s*")
+_FLAG = "--require"
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e-?\d+)?)\s*(%?)", re.ASCII)
+#: A figure below this counts as this, so that it has a logarithm.
+_LEAST = 1e-9
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A bound on one figure.
+
+    Attributes:
+        at_most: the figure must not be above the limit; otherwise, not below it.
+        limit: in the figure's unit.
+        text: as it was typed.
+    """
+
+    figure: Figure
+    at_most: bool
+    limit: float
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    def excess(self, measurements: Sequence[Measurement], goal: Goal) -> float | None:
+        """Return by how much the limit is exceeded, as a natural logarithm; at most 0 if the requirement is met.
+
+        Returns:
+            ``None`` if the figure is not known.
+
+        Raises:
+            UsageError: it needs what is not known of the training.
+        """
+        try:
+            value = figure_of(self.figure, measurements, goal)
+        except NotScored as error:
+            raise UsageError(f"{_FLAG} {self}: {error}") from error
+        if value is None:
+            return None
+        over = math.log(max(value, _LEAST) / max(self.limit, _LEAST))
+        return over if self.at_most else -over
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """All that is required of a configuration of one study."""
+
+    every: tuple[Requirement, ...] = ()
+    goal: Goal = field(default_factory=Goal)
+
+    def __bool__(self) -> bool:
+        return bool(self.every)
+
+    def __str__(self) -> str:
+        return " and ".join(map(str, self.every))
+
+    @classmethod
+    def parsed(cls, texts: Iterable[str], goal: Goal) -> Requirements:
+        """Parse what `requirement` parses.
+
+        Raises:
+            UsageError: a text is no requirement, or needs what was not stated of the training.
+        """
+        every = tuple(map(requirement, texts))
+        for one in every:
+            needs = {"training_time": ("length",), "cost": ("price_per_hour",)}.get(one.figure.name, ())
+            missing = goal.lacks(needs)
+            if missing is not None:
+                raise UsageError(f"{_FLAG} {one}: {missing}")
+        return cls(every, goal)
+
+    def excess(self, measurements: Sequence[Measurement]) -> float:
+        """Return by how much the worst is exceeded, as a natural logarithm: at most 0 if all are met, infinity if a
+        figure is not known."""
+        found = [one.excess(measurements, self.goal) for one in self.every]
+        return max((math.inf if one is None else one for one in found), default=0.0)
+
+    def excess_of(self, measurement: Measurement) -> float:
+        """Return the same of one launch."""
+        return self.excess([measurement])
+
+    def allow(self, trial: Trial) -> bool:
+        """Return whether a trial meets everything by its own launch, as far as that was measured."""
+        measurement = trial.result.measurement
+        return measurement is None or self.met_by([measurement])
+
+    def met_by(self, measurements: Sequence[Measurement]) -> bool:
+        """Whether all are met."""
+        return self.excess(measurements) <= 0
+
+    def unmet(self, measurements: Sequence[Measurement]) -> list[tuple[Requirement, float | None]]:
+        """Return those that are not met, each with the figure; ``None`` if that is not known."""
+        found = [(one, one.excess(measurements, self.goal)) for one in self.every]
+        return [
+            (one, figure_of(one.figure, measurements, self.goal)) for one, over in found if over is None or over > 0
+        ]
+
+
+#: Nothing is required.
+ANYTHING = Requirements()
+
+
+def requirement(text: str) -> Requirement:
+    """Parse ``FIGURE<=VALUE`` or ``FIGURE>=VALUE``, with the unit of the figure: ``8GiB``, ``90s``, ``5%``, ``1.5``.
+
+    Raises:
+        UsageError: the text has another form, or the value another unit.
+        UnknownNameError: there is no such figure.
+    """
+    found = _FORM.fullmatch(text)
+    if found is None or found[2] not in ("<=", ">="):
+        raise UsageError(
+            f"{_FLAG} {text[:60]!r} is no requirement", advice="write it as 'peak_memory<=8GiB', in quotes."
+        )
+    name, sign, value = found.groups()
+    figure = figure_called(name)
+    return Requirement(figure, sign == "<=", _value(figure, value, text), f"{figure.name}{sign}{value}")
+
+
+def figure_called(name: str) -> Figure:
+    """Return the figure of a name, or of a short one.
+
+    Raises:
+        UnknownNameError: there is none.
+    """
+    known = SHORT.get(name, name)
+    if known not in FIGURES:
+        raise UnknownNameError("figure", name, FIGURES)
+    return FIGURES[known]
+
+
+def _value(figure: Figure, text: str, whole: str) -> float:
+    found = _in_unit(figure, text, whole)
+    if not math.isfinite(found):
+        raise UsageError(f"{_FLAG} {whole[:60]!r}: {text[:30]!r} is beyond any figure")
+    return found
+
+
+def _in_unit(figure: Figure, text: str, whole: str) -> float:
+    if figure.unit == "bytes":
+        return float(size_bytes(text, _FLAG))
+    if figure.unit == "s":
+        return short_duration_s(text, _FLAG)
+    found = _NUMBER.fullmatch(text)
+    if found is None or (found[2] and figure.unit != "fraction"):
+        raise UsageError(f"{_FLAG} {whole[:60]!r}: {text[:30]!r} is no number", advice=f"it is in {figure.unit}.")
+    return float(found[1]) / (100 if found[2] else 1)
+
+
+def figure_of(figure: Figure, measurements: Sequence[Measurement], goal: Goal) -> float | None:
+    """Return a figure over the launches of one configuration: the mean, or the largest where that is what counts.
+
+    Returns:
+        ``None`` if no launch measured it.
+
+    Raises:
+        NotScored: it needs what was not stated of the training.
+    """
+    known = [value for value in (figure.of(m, goal) for m in measurements) if value is not None]
+    if not known:
+        return None
+    return max(known) if figure.largest else fmean(known)

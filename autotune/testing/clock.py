@@ -1,8 +1,0 @@
-"""Virtual time."""
-
-from __future__ import annotations
-
-from autotune.clock import VirtualClock
-
-#: Alias for tests.
-FakeClock = VirtualClock
