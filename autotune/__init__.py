@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 from autotune.base.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from autotune.base.errors import AutotuneError as AutotuneError
     from autotune.base.records import Goal as Goal
     from autotune.base.records import Measurement as Measurement
     from autotune.base.records import NotScored as NotScored
-    from autotune.training.applied import Applied as Applied
-    from autotune.training.applied import load_profile as load_profile
-    from autotune.base.errors import AutotuneError as AutotuneError
     from autotune.search.tuning import Study as Study
     from autotune.search.tuning import open_study as open_study
     from autotune.search.tuning import resume as resume
     from autotune.search.tuning import tune as tune
+    from autotune.training.applied import Applied as Applied
+    from autotune.training.applied import load_profile as load_profile
     from autotune.workload.contract import Context as Context
     from autotune.workload.contract import Workload as Workload
     from autotune.workload.contract import knob as knob

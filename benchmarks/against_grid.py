@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 
 from autotune import stats
-from autotune.knobs import spell
 from autotune.base.parsing import duration_s
 from autotune.base.records import Config, LaunchKind, Value
+from autotune.knobs import spell
 from autotune.space import Space, canonical, key
 from autotune.study.launches import LaunchConditions
 from benchmarks.designs import GRID

@@ -16,12 +16,12 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from autotune.workload.catalog import find_workload
 from autotune.base.clock import SystemClock
-from autotune.workload.data.sets import ensure_generated
+from autotune.base.records import DataRef, LaunchKind, MeasurePlan, TrialSpec, Value
 from autotune.launcher import ProcessLauncher
 from autotune.machine.host import read_host
-from autotune.base.records import DataRef, LaunchKind, MeasurePlan, TrialSpec, Value
+from autotune.workload.catalog import find_workload
+from autotune.workload.data.sets import ensure_generated
 
 STEPS = 15
 

@@ -26,7 +26,7 @@ from autotune import stats
 from autotune.base.clock import SystemClock
 from autotune.launcher import ProcessLauncher
 from autotune.machine.host import read_host
-from autotune.study.plans import BUSY_FRACTION, plan_for
+from autotune.study.launches import BUSY_FRACTION, plan_for
 from benchmarks.noise_model import Noise, fit, simulate
 from benchmarks.recording import RecordedLaunch, read, record
 from benchmarks.tables import ResultTable, met

@@ -11,7 +11,7 @@ from pydantic import Field
 from autotune.base.records import Config, HeatPlan, Record, Side, Value
 from autotune.search.replay import PARTS
 from autotune.space import canonical, device_part, is_loaders, key, why_apart
-from autotune.study.plans import turn_s_for
+from autotune.study.launches import turn_s_for
 
 #: Rounds of a heat, with turns as long as in searches of ten minutes, and no end before these rounds are taken.
 HEAT_ROUNDS, HEATS_OF_S, FOREVER_S = 8, 600.0, 1e6

@@ -33,10 +33,10 @@ from pathlib import Path
 from statistics import median
 
 from autotune.base.errors import AutotuneError
-from autotune.machine.cores import parse_cores
 from autotune.base.parsing import duration_s
-from autotune.search.replay.run import replay
+from autotune.machine.cpu_load import parse_cores
 from autotune.samplers import SAMPLERS
+from autotune.search.replay.run import replay
 from benchmarks.search import Run, judged, thresholds, throughput_scorer
 from benchmarks.standins import open_surface
 from benchmarks.tables import ResultTable, met, spread

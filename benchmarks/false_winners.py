@@ -24,10 +24,10 @@ from statistics import median
 from autotune import stats
 from autotune.base.clock import SystemClock, timestamp
 from autotune.base.errors import AutotuneError
+from autotune.base.records import DataRef, LaunchKind, MeasurePlan, Outcome, StudySpec, TrialSpec, Value
 from autotune.knobs import spell
 from autotune.launcher import ProcessLauncher
 from autotune.machine.host import read_host
-from autotune.base.records import DataRef, LaunchKind, MeasurePlan, Outcome, StudySpec, TrialSpec, Value
 from autotune.search import Environment, search
 from benchmarks.launching import measurement_of, plain_config, run, workload
 from benchmarks.recording import read

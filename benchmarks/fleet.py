@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 
 from autotune.base.parsing import duration_s, duration_text
-from autotune.stats.student import t_quantile
+from autotune.stats.rate import t_quantile
 from benchmarks.fleet_limits import limits
 from benchmarks.fleet_week import HOUR_S, POLICIES, SURFACES, Assumptions, Fleet, Library, replayed
 from benchmarks.tables import ResultTable

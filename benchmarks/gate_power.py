@@ -23,12 +23,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from autotune.child.beats import Beats
-from autotune.child.train_check import changed_fraction, take_steps, trainable
 from autotune.base.clock import SystemClock
 from autotune.base.records import Config, DataRef, Phase, TrainCheck
+from autotune.child.launch import Beats
+from autotune.child.train_check import changed_fraction, take_steps, trainable
+from autotune.search.verify.train_check import judge
 from autotune.training.step import build
-from autotune.search.verify.judgements import judge
 from autotune.workload.contract import Context
 from benchmarks.tables import ResultTable
 

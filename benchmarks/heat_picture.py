@@ -9,10 +9,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from autotune.space.formatting import describe
 from autotune.base.layout import StudyFiles
 from autotune.base.records import HeatEntrant, StudyHeat, TrialStatus
-from autotune.study.reading import read_heats, read_trials
+from autotune.space.formatting import describe
+from autotune.study.tables import read_heats, read_trials
 from benchmarks.curves import drawing
 
 

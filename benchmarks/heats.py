@@ -25,10 +25,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from autotune import stats
-from autotune.workload.catalog import find_workload
 from autotune.base.clock import SystemClock
-from autotune.launcher import ProcessLauncher
-from autotune.machine.host import read_host
 from autotune.base.records import (
     Config,
     DataRef,
@@ -41,7 +38,10 @@ from autotune.base.records import (
     TrialStatus,
     Value,
 )
-from autotune.study.plans import heat_plan_for
+from autotune.launcher import ProcessLauncher
+from autotune.machine.host import read_host
+from autotune.study.launches import heat_plan_for
+from autotune.workload.catalog import find_workload
 from benchmarks.launching import measurement_of, plain_config, run
 from benchmarks.tables import ResultTable
 

@@ -32,7 +32,7 @@ from autotune import stats
 from autotune.base.layout import StudyFiles
 from autotune.base.records import Config, LaunchKind, TrialStatus
 from autotune.space import key
-from autotune.study.reading import read_heats, read_trials
+from autotune.study.tables import read_heats, read_trials
 from benchmarks.against_grid import told
 from benchmarks.designs import Design
 from benchmarks.launching import WORKLOADS

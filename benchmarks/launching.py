@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from autotune.workload.catalog import find_workload
-from autotune.launcher import Launcher
 from autotune.base.records import Measurement, TrialResult, TrialSpec, Value, WorkloadRef
+from autotune.launcher import Launcher
+from autotune.workload.catalog import find_workload
 
 WORKLOADS = Path(__file__).with_name("workloads")
 

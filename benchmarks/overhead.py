@@ -21,21 +21,21 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from autotune.workload.catalog import find_workload
 from autotune.base.clock import SystemClock, timestamp
-from autotune.workload.data.sets import ensure_generated, synthetic
 from autotune.base.errors import AutotuneError
+from autotune.base.observer import Silent
+from autotune.base.records import DataRef, LaunchKind, MeasurePlan, StudySpec, TrialResult, TrialSpec, Value
 from autotune.launcher import ProcessLauncher
 from autotune.machine.gpu import gpus
 from autotune.machine.host import read_host
-from autotune.base.observer import Silent
-from autotune.base.records import DataRef, LaunchKind, MeasurePlan, StudySpec, TrialResult, TrialSpec, Value
 from autotune.search import Environment, search
-from tests.support import FakeClock, Play, ScriptedLauncher, make_probe
+from autotune.workload.catalog import find_workload
+from autotune.workload.data.sets import ensure_generated, synthetic
 from benchmarks.launching import measurement_of, plain_config, workload
 from benchmarks.proposing import gpu_space, proposal_s
 from benchmarks.spawning import Forked, fixed_s, in_turns, ratios, spawned
 from benchmarks.tables import ResultTable, in_memory, met, seconds, spread
+from tests.support import FakeClock, Play, ScriptedLauncher, make_probe
 
 #: Goals: fixed seconds of a launch by kind of device; a spawned launch's fixed seconds over a forked one's; the
 #: fraction of a search's seconds inside kept windows.

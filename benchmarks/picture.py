@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from autotune.workload.catalog import find_objective
 from autotune.base.records import LaunchKind, Trial, Value
-from autotune.search.replay import Surface
-from autotune.search.replay.run import replay
-from autotune.samplers.auto.fitted import Fitted
 from autotune.samplers.auto.posterior import observation
 from autotune.samplers.auto.rates import RateModel
-from autotune.workload.scoring import Scorer
+from autotune.samplers.auto.regression import Fitted
+from autotune.search.replay import Surface
+from autotune.search.replay.run import replay
 from autotune.space import canonical, device_part, key, loader_part
+from autotune.workload.catalog import find_objective
+from autotune.workload.scoring import Scorer
 from benchmarks.curves import drawing
 from benchmarks.standins import open_surface
 

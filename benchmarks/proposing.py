@@ -10,7 +10,7 @@ import optuna
 
 from autotune.base.records import Config, Phase, Trial, TrialResult, TrialStatus
 from autotune.samplers import AutoSampler
-from autotune.samplers.translate import RECORD, distributions
+from autotune.samplers.sampler import RECORD, distributions
 from autotune.space import Space, SpaceRequest, build_space, canonical, key
 from tests.support import make_host, make_measurement, make_probe
 

@@ -27,8 +27,8 @@ from pathlib import Path
 
 from autotune import stats
 from autotune.base.errors import NoVerdictError
-from autotune.knobs import spell
 from autotune.base.records import Config, Value
+from autotune.knobs import spell
 from autotune.space import canonical, key
 from benchmarks.tables import ResultTable, met
 

@@ -24,14 +24,14 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from autotune import stats
-from autotune.workload.catalog import find_workload
-from autotune.workload.data import sets
+from autotune.base.records import DataRef
 from autotune.machine.host import read_host
 from autotune.profile import Profile, read
-from autotune.base.records import DataRef
 from autotune.search.request import model_of
 from autotune.space import environment
 from autotune.stats import PRIORS
+from autotune.workload.catalog import find_workload
+from autotune.workload.data import sets
 from benchmarks.tables import ResultTable
 
 if TYPE_CHECKING:
@@ -111,8 +111,8 @@ def train(way: str, path: Path, snippet: Path | None, data: str | None, seconds:
     module = _imported(snippet) if way == SNIPPET and snippet else None
 
     from autotune.training import step as training
-    from autotune.workload import contract as workload
     from autotune.training.applied import Applied
+    from autotune.workload import contract as workload
     from autotune.workload.contract import Context
 
     profile = read(path)

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from autotune.base.records import DataRef, LaunchKind, Measurement, MeasurePlan, Record, TrialSpec, TrialStatus, Window
 from autotune.launcher import Launcher
 from autotune.machine.host import read_host
-from autotune.base.records import DataRef, LaunchKind, Measurement, MeasurePlan, Record, TrialSpec, TrialStatus, Window
 from autotune.stats import Rate
-from tests.support import make_measurement
 from benchmarks.launching import plain_config, run, workload
 from benchmarks.tables import machine
+from tests.support import make_measurement
 
 #: Maximum number of attempts for a launch that is disturbed or killed from outside.
 ATTEMPTS = 5

@@ -1,8 +1,8 @@
 """Searches in virtual time, with launches drawn from a recording of equal launches and a planted slowdown.
 
-The verification is autotune's own (`autotune.search.verify.prove`). A search uses launches that were recorded consecutively (a
-block bootstrap: Künsch, "The jackknife and the bootstrap for general stationary observations", Annals of Statistics 17,
-1989), so that drift and slow periods are preserved.
+The verification is autotune's own (`autotune.search.verify.prove`). A search uses launches that were recorded
+consecutively (a block bootstrap: Künsch, "The jackknife and the bootstrap for general stationary observations", Annals
+of Statistics 17, 1989), so that drift and slow periods are preserved.
 """
 
 from __future__ import annotations
@@ -15,22 +15,21 @@ from pathlib import Path
 from statistics import median
 
 from autotune import stats
-from autotune.workload.catalog import find_objective
 from autotune.base.layout import StudyFiles
 from autotune.base.observer import Silent
 from autotune.base.records import DataRef, Goal, LaunchKind, Measurement, Trial, TrialSpec, WorkloadRef
-from autotune.workload.scoring import Scorer
-from autotune.workload.scoring.__main__ import load, score
+from autotune.search.verify import Contest, Final, Proof, prove
 from autotune.space import Space, SpaceRequest, build_space
 from autotune.study.budget import Budget
-from autotune.study.launches import LaunchConditions, Launches
-from autotune.study.running import once
-from tests.support import FakeClock, Play, ScriptedLauncher, make_host, make_probe
-from autotune.search.verify import Contest, Final, Proof, prove
+from autotune.study.launches import LaunchConditions, Launches, once
+from autotune.workload.catalog import find_objective
+from autotune.workload.scoring import Scorer
+from autotune.workload.scoring.__main__ import load, score
 from benchmarks.launching import plain_config
 from benchmarks.recording import RecordedLaunch
+from tests.support import FakeClock, Play, ScriptedLauncher, make_host, make_probe
 
-#: Launches per budget: one launch takes this fraction of a search's budget, as in `autotune.study.plans.plan_for`.
+#: Launches per budget: one launch takes this fraction of a search's budget, as in `autotune.study.launches.plan_for`.
 LAUNCHES_A_BUDGET = 40
 #: Numbers of recorded launches to advance between two launches of a search; varied so that no two searches are alike.
 STEPS = (1, 1, 2)

@@ -25,15 +25,15 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 
-from autotune.workload.catalog import find_objective
 from autotune.base.errors import AutotuneError
 from autotune.base.parsing import duration_s
 from autotune.base.records import Phase, TrialStatus
+from autotune.samplers import SAMPLERS
 from autotune.search.replay import Row, Surface
 from autotune.search.replay.run import Replayed, replay
-from autotune.samplers import SAMPLERS
-from autotune.workload.scoring import Scorer
 from autotune.space import device_part, key
+from autotune.workload.catalog import find_objective
+from autotune.workload.scoring import Scorer
 from benchmarks.curves import plot
 from benchmarks.standins import open_surface
 from benchmarks.tables import ResultTable

@@ -8,9 +8,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from autotune.launcher import Launcher
-from autotune.launcher.folder import open_folder
 from autotune.base.records import TrialResult, TrialSpec
+from autotune.launcher import Launcher
+from autotune.launcher.watch import open_folder
 from benchmarks.launching import measurement_of, run
 from benchmarks.tables import seconds
 

@@ -26,8 +26,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 from autotune.base.records import Config, MeasurePlan, TrialStatus, Value
-from autotune.search.replay import Heading, Row, Surface, read_surface
 from autotune.samplers.auto.memory import HEADROOM
+from autotune.search.replay import Heading, Row, Surface, read_surface
 from autotune.space import Choice, Space, canonical, key
 from benchmarks.truth import Truth, truth_of
 

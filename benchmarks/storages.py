@@ -34,14 +34,12 @@ from autotune.base.layout import STORAGE_URL, StudyFiles
 from autotune.base.parsing import duration_s
 from autotune.base.records import StudySpec, Trial, TrialResult, TrialSpec, TrialStatus
 from autotune.space import Choice, Space
-from autotune.study.database import open_shared
+from autotune.study.database import Patience, SharedDatabase, SharedStudy, open_shared
 from autotune.study.history import History
-from autotune.study.patience import Patience
-from autotune.study.shared import SharedDatabase, SharedStudy
 from autotune.study.storage_url import url_of_environment
 from autotune.study.tables import LaunchTables
-from tests.support import make_measurement, make_spec
 from benchmarks.tables import ResultTable, seconds
+from tests.support import make_measurement, make_spec
 
 BATCHES = tuple(2**n for n in range(3, 11))
 SPACE = Space(

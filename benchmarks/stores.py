@@ -18,14 +18,14 @@ import uuid
 from pathlib import Path
 from statistics import median
 
-from autotune.workload.catalog import find_workload
 from autotune.base.clock import SystemClock
-from autotune.workload.data.sets import ensure_generated, size_bytes
+from autotune.base.records import DataRef, LaunchKind, Measurement, MeasurePlan, Outcome, SlowStore, TrialSpec, Value
 from autotune.launcher import Launcher, ProcessLauncher
 from autotune.machine.host import read_host
-from autotune.base.records import DataRef, LaunchKind, Measurement, MeasurePlan, Outcome, SlowStore, TrialSpec, Value
 from autotune.report.sentences import bottleneck_of
 from autotune.search.verify.ceilings import sides_of, verdict, without_store
+from autotune.workload.catalog import find_workload
+from autotune.workload.data.sets import ensure_generated, size_bytes
 from benchmarks.launching import measurement_of, plain_config, run
 from benchmarks.tables import ResultTable
 from benchmarks.trainings import search

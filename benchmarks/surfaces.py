@@ -30,10 +30,7 @@ from autotune import stats
 from autotune.base.clock import SystemClock, timestamp
 from autotune.base.errors import AutotuneError
 from autotune.base.files import write_atomic
-from autotune.knobs import spell
-from autotune.launcher import ProcessLauncher
 from autotune.base.layout import StudyFiles
-from autotune.machine.host import read_host
 from autotune.base.records import (
     Config,
     HeatPlan,
@@ -46,16 +43,17 @@ from autotune.base.records import (
     TrialStatus,
     Value,
 )
-from autotune.search.replay import PARTS, Heading, Row, Surface, read_surface, row_of
+from autotune.knobs import spell
+from autotune.launcher import ProcessLauncher
+from autotune.machine.host import read_host
 from autotune.search import Environment
-from autotune.search.environment import run_of
+from autotune.search.replay import PARTS, Heading, Row, Surface, read_surface, row_of
 from autotune.search.request import check_request
-from autotune.search.setup import set_up
+from autotune.search.setup import run_of, set_up
 from autotune.space import Space, canonical, device_part, key, loader_part
 from autotune.stats import Rate
 from autotune.study.heats import run_heat
-from autotune.study.launches import LaunchConditions
-from autotune.study.plans import BUSY_FRACTION
+from autotune.study.launches import BUSY_FRACTION, LaunchConditions
 from benchmarks.designs import DESIGNS, Design, heats
 from benchmarks.launching import WORKLOADS, run
 from benchmarks.tables import machine

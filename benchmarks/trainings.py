@@ -13,11 +13,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from autotune.space.formatting import interval_text, rate_text, ratio_text
-from autotune.knobs import spell
 from autotune.base.layout import StudyFiles
 from autotune.base.records import Finding, KnobPart, Outcome, Standing
+from autotune.knobs import spell
 from autotune.report.sentences import bottleneck_of
+from autotune.space.formatting import interval_text, rate_text, ratio_text
 from benchmarks.tables import ResultTable
 
 _SMALL_GPT = ("depth=4", "width=256", "heads=4", "block=128", "vocabulary=8192")

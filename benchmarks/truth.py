@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune import stats
-from autotune.knobs.num_workers import workers_of
 from autotune.base.records import Config, LaunchKind, Side
+from autotune.knobs.num_workers import workers_of
 from autotune.search.replay import PARTS, Surface
 from autotune.space import device_part, key, loader_part
 from autotune.stats import Rate

@@ -18,8 +18,8 @@ from xdist.scheduler import LoadScopeScheduling
 
 import autotune
 from autotune.base.clock import SystemClock
-from autotune.launcher import ProcessLauncher
 from autotune.base.layout import LOCK_DIR, STATE_DIR
+from autotune.launcher import ProcessLauncher
 from autotune.machine.gpu import NvmlUnavailable, gpus
 
 # Show the compared values in failures of the public suites, as in any test.
@@ -110,4 +110,4 @@ def process_launcher(study_mark):
 def searching_here(process_launcher, monkeypatch):
     """Lets searches that are typed in this process launch with `process_launcher`."""
     kept = SimpleNamespace(run=process_launcher.run, close=lambda: None)
-    monkeypatch.setattr("autotune.search.environment.ProcessLauncher", lambda *given, **named: kept)
+    monkeypatch.setattr("autotune.search.setup.ProcessLauncher", lambda *given, **named: kept)

@@ -45,7 +45,7 @@ class LaunchFiles:
 
     @property
     def trail(self) -> Path:
-        """What the agent in a script has seen of its training; see `autotune_agent.trail_writer`."""
+        """What the agent in a script has seen of its training; see `autotune_agent.watching`."""
         return self.folder / "trail.jsonl"
 
     @property

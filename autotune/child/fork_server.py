@@ -39,9 +39,9 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-from autotune.machine import system
-from autotune.child import temporary
 from autotune.base.files import CANNOT_WRITE, no_room
+from autotune.child import temporary
+from autotune.machine import system
 from autotune.machine.host import shared_memory
 
 #: How long to keep killing what a launch left behind. Only a process stuck in the kernel survives this.

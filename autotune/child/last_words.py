@@ -17,7 +17,7 @@ _LONGEST = 200
 
 
 def last_words(log: str) -> list[list[Any]] | None:
-    """Return the exception that the last traceback in a log ends with, as a chain (see `autotune_agent.trail_writer`).
+    """Return the exception that the last traceback in a log ends with, as a chain (see `autotune_agent.watching`).
 
     It is told only if the log ends with it, but for a few lines: programs that catch all their exceptions print them,
     and end. Of what caused it nothing is told.

@@ -1,27 +1,197 @@
-"""The part that all kinds of launch share: loading the workload and initializing the device."""
+"""What all kinds of launch share: the workload and the device, its memory, and how it goes."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset
 
-from autotune.workload import contract
-from autotune.child.beats import Beats
-from autotune.child.memory import DeviceMemory
+from autotune.base.clock import Clock
 from autotune.base.errors import MachineError
-from autotune.machine.cuda import trouble
+from autotune.base.records import Beat, Config, Phase, TrialSpec
+from autotune.machine import system
 from autotune.machine.gpu import NvmlUnavailable, gpus
+from autotune.machine.host import read_host, trouble
 from autotune.machine.nvml import cuda_version
+from autotune.training.feed import Collate, SampleOrder
 from autotune.training.process_settings import process
-from autotune.base.records import Config, Phase, TrialSpec
-from autotune.training.sample_order import SampleOrder
-from autotune.training.stopwatch import Collate
 from autotune.training.step import Wrap, open_loader, workload_knobs
+from autotune.workload import contract
 from autotune.workload.contract import Context, Workload
+
+# Progress reports ("beats") from the child to its launcher, written as training steps complete.
+
+#: Minimum seconds between beats. Steps can be much faster than anyone reads.
+MIN_GAP_S = 0.1
+
+
+class Beats:
+    """Writes one JSON line per beat and keeps the seconds spent in each phase.
+
+    Args:
+        descriptor: the write end of the launcher's pipe. If the launcher is gone, a broken pipe is ignored. If it is
+            stopped, a full pipe drops beats instead of holding up the training.
+    """
+
+    def __init__(self, descriptor: int, clock: Clock) -> None:
+        os.set_blocking(descriptor, False)
+        self._descriptor = descriptor
+        self._clock = clock
+        self._began = clock.now()
+        self._last = float("-inf")
+        self.phase: Phase | None = None
+        self.phase_s: dict[str, float] = {}
+        #: Returns the peak memory to report in each beat; set once the device is known.
+        self.memory_bytes: Callable[[], int | None] = lambda: None
+        #: Returns the number of samples that the launch's loaders have drawn; set once there is a workload.
+        self.samples_drawn: Callable[[], int | None] = lambda: None
+        #: Why the last window does not count; ``None`` if it does.
+        self.disturbed: str | None = None
+        self._turn: int | None = None
+
+    def enter(self, phase: Phase) -> None:
+        """Start a phase, ending the previous one."""
+        self.close()
+        self.phase = phase
+        self._began = self._clock.now()
+        self._write(Beat(phase=phase))
+
+    def step(self, number: int, *, rate_per_s: float | None = None, loss: float | None = None) -> None:
+        """Report that a step of the current phase has finished."""
+        now = self._clock.now()
+        if self.phase is not None and now - self._last >= MIN_GAP_S:
+            self._write(
+                Beat(phase=self.phase, step=number, rate_per_s=rate_per_s, loss=loss, memory_bytes=self.memory_bytes())
+            )
+
+    def turn(self, number: int) -> None:
+        """Report that an entrant's turn begins, at once: whatever ends the process from here on is charged to it."""
+        if self.phase is not None and number != self._turn:
+            self._turn = number
+            self._write(Beat(phase=self.phase))
+
+    def processes(self, pids: Iterable[int]) -> None:
+        """Report processes of the launch that do not report themselves (`system.report_processes`), so that what they
+        leave in shared memory is removed."""
+        with contextlib.suppress(BrokenPipeError, BlockingIOError):
+            os.write(self._descriptor, b"".join(b'{"forked": %d}\n' % pid for pid in pids))
+
+    @property
+    def whose(self) -> int | None:
+        """The entrant whose turn it is; ``None`` if there are no turns."""
+        return self._turn
+
+    def close(self) -> None:
+        """End the current phase and add its duration to `phase_s`."""
+        if self.phase is not None:
+            spent = self._clock.now() - self._began
+            self.phase_s[self.phase.value] = self.phase_s.get(self.phase.value, 0.0) + spent
+            self.phase = None
+
+    def _write(self, beat: Beat) -> None:
+        self._last = self._clock.now()
+        stamped = beat.model_copy(update={"at_s": self._last, "turn": self._turn, "disturbed": self.disturbed})
+        with contextlib.suppress(BrokenPipeError, BlockingIOError):
+            os.write(self._descriptor, stamped.model_dump_json(exclude_none=True).encode() + b"\n")
+
+
+# Device memory of one launch: capacity and peak use.
+#
+# On a CPU, device memory is the growth of this process's resident memory, whose peak the kernel records. Loader workers
+# are separate processes and do not count.
+
+
+class DeviceMemory:
+    """Counts from construction, which happens before the model is built: what the process holds already is left out.
+
+    Args:
+        limit_bytes: the user's limit; ``None`` for no limit.
+
+    Attributes:
+        capacity_bytes: memory available to this launch: what is free on the card or the machine, or the limit.
+        first_step_bytes: CUDA: peak memory reserved up to the end of the first step; ``None`` before that and on a CPU.
+    """
+
+    def __init__(self, device: torch.device, limit_bytes: int | None) -> None:
+        self._device = device
+        self._cuda = device.type == "cuda"
+        self._limit_bytes = limit_bytes
+        self._total_bytes = int(torch.cuda.get_device_properties(device).total_memory) if self._cuda else 0
+        self.capacity_bytes = limit_bytes or read_host().available_bytes
+        if self._cuda:
+            free_bytes = available_on(device)
+            self.capacity_bytes = min(limit_bytes or free_bytes, free_bytes)
+        self.first_step_bytes: int | None = None
+        self._first_retries = 0
+        self._start_bytes = system.status_bytes("VmRSS")
+
+    def enforce(self) -> None:
+        """Apply the limit: allocations beyond it fail from now on."""
+        if self._limit_bytes is None:
+            return
+        if self._cuda:
+            torch.cuda.set_per_process_memory_fraction(min(1.0, self._limit_bytes / self._total_bytes), self._device)
+        else:
+            system.limit_data(self._limit_bytes)
+
+    def first_step_over(self) -> None:
+        """CUDA: count peaks and retries from here on. Call this when the first step is finished.
+
+        In the first step cuDNN and Inductor try kernels with workspaces that no later step needs. The allocator keeps
+        that memory, so it is returned to the device; otherwise it would count as the training's own.
+        """
+        if not self._cuda:
+            return
+        self.first_step_bytes = self.peak_reserved_bytes
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._first_retries = self._retries()
+
+    def begin_turn(self) -> None:
+        """Count the peak from here on, without what earlier turns of a heat have left in the allocators."""
+        if self._cuda:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self._device)
+        else:
+            system.reset_peak()
+
+    @property
+    def peak_bytes(self) -> int:
+        """Peak memory use so far; on CUDA, the peak of memory allocated by tensors, since the first step."""
+        if self._cuda:
+            return int(torch.cuda.max_memory_allocated(self._device))
+        return max(0, system.status_bytes("VmHWM") - self._start_bytes)
+
+    @property
+    def peak_reserved_bytes(self) -> int | None:
+        """CUDA: peak memory reserved on the card since the first step, including fragmentation; ``None`` on a CPU."""
+        return int(torch.cuda.max_memory_reserved(self._device)) if self._cuda else None
+
+    @property
+    def alloc_retries(self) -> int | None:
+        """CUDA: number of times the allocator had to empty its cache to continue, since the first step; ``None`` on a
+        CPU."""
+        return self._retries() - self._first_retries if self._cuda else None
+
+    def _retries(self) -> int:
+        return int(torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0))
+
+
+def available_on(device: torch.device) -> int:
+    """Return the memory of a CUDA device that this process may use, in bytes: what is free, and what it has reserved.
+
+    The CUDA context and other processes take the rest. Initializes CUDA.
+    """
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    return int(free_bytes + torch.cuda.memory_reserved(device))
+
+
+# The part that all kinds of launch share: loading the workload and initializing the device.
 
 #: On a CPU, a heat may take this many times the memory that one training may.
 HEAT_ROOM = 2

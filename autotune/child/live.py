@@ -1,45 +1,339 @@
-"""Tunes a training while it goes on: ``autotune run --live``.
-
-``python -P -m autotune.child.live SPEC COMMANDS`` stands beside a script that has the agent in it, with the pipe to the
-agent at descriptor COMMANDS. Configurations take turns in the script's own loop, where each step trains, whoever's turn
-it is; the surest of those that are faster stays in force, and this process ends.
-"""
+"""Tuning a training while it goes on."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from dataclasses import dataclass
+from pathlib import Path, PurePath
 
 import psutil
 
 from autotune import stats
-from autotune.launcher import entering
-from autotune.child.asking import probe_of
-from autotune.child.deliveries import DeliveryLog, told_deliveries
-from autotune.child.live_choices import HOPELESS, LEAST_GAIN, changes, other_workers, surest, surest_workers, together
-from autotune.child.live_findings import Found, Raced, profile_of, sentences
-from autotune.child.script import LOOK_S
-from autotune.child.script_training import tell
-from autotune.child.script_turns import ScriptTurns, TurnPlan
-from autotune.child.surroundings import Watcher
-from autotune.child.trail import SeenStep, Trail
-from autotune.base.clock import Clock, SystemClock
+from autotune.base.clock import Clock, SystemClock, timestamp
 from autotune.base.errors import AutotuneError
 from autotune.base.files import write_atomic
-from autotune.knobs import KNOBS, spell
-from autotune.knobs.num_workers import WORKERS, workers_of
 from autotune.base.layout import LaunchFiles, StudyFiles
+from autotune.base.records import (
+    CommandRef,
+    Config,
+    DataRef,
+    Deliveries,
+    DeliveryPlan,
+    Heat,
+    HeatEntrant,
+    HeatPlan,
+    Host,
+    LiveSpec,
+    Phase,
+    Probe,
+    TrialStatus,
+    Turn,
+    Value,
+)
+from autotune.base.version import __version__
+from autotune.child.script_launches import probe_of
+from autotune.child.script_process import LOOK_S, tell
+from autotune.child.script_turns import ScriptTurns, TurnPlan
+from autotune.child.surroundings import Watcher
+from autotune.child.trail import DeliveryLog, SeenStep, Trail, told_deliveries
+from autotune.knobs import KNOBS, Scope, spell
+from autotune.knobs.compile_mode import GUESS_S, mode_of
+from autotune.knobs.num_workers import WORKERS, workers_of
+from autotune.launcher import entering
 from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus, with_instances
-from autotune.machine.host import read_host
-from autotune.profile import write
+from autotune.machine.host import fingerprint, read_host
+from autotune.profile import Conditions, Gives, Measured, Profile, ProfileWorkload, Provenance, Versions, write
+from autotune.space import Space, SpaceRequest, build_space, canonical, key
+from autotune.space.formatting import describe
 from autotune.stats.racing import PRIORS, Contender, Rounds
-from autotune.base.records import CommandRef, Config, Deliveries, DeliveryPlan, HeatPlan, LiveSpec, Phase, Probe, Turn
-from autotune.space import Space, SpaceRequest, build_space
+
+# Which configurations are compared while a training goes on.
+
+#: What may be lost by one thing, as a fraction of the time that the training is expected to take. A compilation, during
+#: which nothing trains, is the one that loses much at once.
+LOSS = 0.01
+#: What is not faster by this is not worth a change.
+LEAST_GAIN = 1.01
+#: What is slower by itself by more than this is not tried beside something faster.
+HOPELESS = 0.8
+#: Changes that are faster by themselves, of which combinations of the best are tried, and of those that are not.
+MOST = 3
+#: Numbers of workers that are tried, and memory of the host that one is expected to need at most.
+MOST_WORKERS, WORKER_BYTES = 4, 2**28
+
+
+def changes(space: Space, own: Config, device: str, spec: LiveSpec) -> tuple[list[dict[str, Value]], list[str]]:
+    """Return a configuration with one other value of each knob that it can be switched to between two steps, and in
+    words what is left out, with the reason.
+
+    Args:
+        device: ``cpu``, or that of a card.
+    """
+    found: list[dict[str, Value]] = []
+    left_out: list[str] = []
+    affordable_s = LOSS * spec.expect_s
+    for name, value in own.items():
+        knob = KNOBS.get(name)
+        if knob is None or not knob.switchable or name not in space.choices or name in space.between_launches:
+            continue
+        for other in space.legal(name):
+            config = canonical({**own, name: other})
+            if other == value or space.why_apart(own, config) is not None:
+                continue
+            if device != "cpu" and other == "foreach":
+                # Its lists of temporaries are as large as the model, and a step of an optimizer is not repeated.
+                left_out.append(f"{knob.phrase(other)}: it needs more memory")
+                continue
+            # Where the model is compiled, by whomever, it is compiled again for another layout, number format or number
+            # of threads.
+            mode = mode_of(config) if knob.scope is not Scope.OPTIMIZER else "off"
+            if knob.changes_maths and name not in spec.allow:
+                left_out.append(f"{knob.phrase(other)}: it changes the maths (`--allow {name}`)")
+            elif mode != "off" and GUESS_S[mode] > affordable_s:
+                # For as long as that, nothing would train.
+                left_out.append(
+                    f"{knob.phrase(other)}: it may take {GUESS_S[mode]:.0f} s, in which nothing trains "
+                    f"(`--expect {GUESS_S[mode] / LOSS / 3600:.1f}h` or longer allows that)"
+                )
+            else:
+                found.append(config)
+    return found, left_out
+
+
+def together(
+    space: Space, own: Config, better: Sequence[Config], others: Sequence[Config] = ()
+) -> list[dict[str, Value]]:
+    """Return the best changes of a configuration, the fastest first, each by itself and together with those before it;
+    and the fastest together with changes that gave nothing by themselves: channels_last may do so only under bf16.
+
+    Args:
+        better: the configuration with one change each that is faster, the fastest first. others: with one that is not,
+            and not much slower.
+    """
+    found: dict[str, dict[str, Value]] = {}
+    added = dict(own)
+    for config in better[:MOST]:
+        found.setdefault(key(config), dict(config))
+        more = _with_change(space, own, config, added)
+        if more is not None:
+            added = more
+            found.setdefault(key(more), more)
+    for config in others[:MOST] if better else ():
+        more = _with_change(space, own, config, better[0])
+        if more is not None:
+            found.setdefault(key(more), more)
+    return list(found.values())
+
+
+def _with_change(space: Space, own: Config, config: Config, other: Config) -> dict[str, Value] | None:
+    """Return another configuration with the change that a configuration is, too; ``None`` if that cannot be, or the
+    other has changed the same knob already."""
+    changed = {n: v for n, v in config.items() if own.get(n) != v}
+    if any(other.get(n) != own.get(n) for n in changed):
+        return None
+    more = canonical({**other, **changed})
+    return more if space.refusal(more) is None and space.why_apart(own, more) is None else None
+
+
+def other_workers(space: Space, waits: float, host: Host) -> list[dict[str, Value]]:
+    """Return the script's own configuration with other numbers of workers, around what keeps the device busy.
+
+    Args:
+        waits: fraction of the time in which the script waits for its loader.
+    """
+    own = space.baseline
+    now = workers_of(own)
+    # Without workers, the loader works while the device waits, and else the whole time.
+    needed = max(1.0, (now or waits) / max(1.0 - waits, 0.01))
+    affordable = int(host.available_bytes / 2 // WORKER_BYTES)
+    counts = [int(n) for n in space.legal(WORKERS) if 0 < int(n) <= affordable and n != now]
+    counts.sort(key=lambda n: abs(math.log(n / needed)))
+    others = [space.completed({**own, WORKERS: n}) for n in sorted(counts[:MOST_WORKERS])]
+    return [config for config in others if space.refusal(config) is None]
+
+
+def surest_workers(heat: Heat) -> HeatEntrant | None:
+    """Return the fastest of those that are surely faster than the reference and have fewer workers than any that have
+    failed: what fails in one worker may fail in another, later."""
+    failed = [workers_of(e.config) for e in heat.entrants[1:] if e.status is TrialStatus.CRASHED]
+    return surest(heat, [e for e in heat.entrants[1:] if not failed or workers_of(e.config) < min(failed)])
+
+
+def surest(heat: Heat, among: Sequence[HeatEntrant] | None = None) -> HeatEntrant | None:
+    """Return the fastest of those that are surely faster than the reference.
+
+    Args:
+        among: ``None`` for all.
+    """
+    sure = [
+        e
+        for e in (heat.entrants[1:] if among is None else among)
+        if e.ratio and e.ratio_ci95 and e.ratio > LEAST_GAIN and e.ratio_ci95[0] > 1
+    ]
+    return max(sure, key=lambda e: e.ratio or 0.0, default=None)
+
+
+# What tuning a training while it goes on has shown, as a profile and as a report.
+
+
+@dataclass(frozen=True)
+class Raced:
+    """One race.
+
+    Attributes:
+        title: what was compared. waits: fraction of the time in which the script waited for its loader, by entrant.
+        whole: that time counts.
+    """
+
+    title: str
+    heat: Heat
+    waits: Sequence[float]
+    whole: bool
+
+
+@dataclass(frozen=True)
+class Found:
+    """What tuning has shown.
+
+    Attributes:
+        config: that stays in force. ratio: ``(ratio, low, high)`` of its rate to the script's own, as the last race
+            shows; ``whole``: with waiting for the loader. own_per_s: rate of the script's own, ``(rate, low, high)``,
+            with it.
+        races: in their order. left_out: what was not tried, and why.
+        wait: fraction of the time in which the script waited for its loader, under ``config``.
+        epoch_turn_s: that the beginning of an epoch takes under ``config``, which ``whole`` has in it; ``None`` if that
+            was not seen.
+    """
+
+    config: Config
+    ratio: tuple[float, float, float]
+    whole: tuple[float, float, float]
+    own_per_s: tuple[float, float, float]
+    races: Sequence[Raced]
+    left_out: Sequence[str]
+    wait: float
+    epoch_turn_s: float | None = None
+
+
+def profile_of(
+    found: Found,
+    spec: LiveSpec,
+    space: Space,
+    probe: Probe,
+    host: Host,
+    card: Gpu | None,
+    *,
+    peak_bytes: int | None,
+    elapsed_s: float,
+) -> Profile:
+    """Return what tuning has shown as a profile.
+
+    Args:
+        card: that the script trains on, as NVML knows it. peak_bytes: of device memory. elapsed_s: of tuning.
+    """
+    cpu = probe.device == "cpu"
+    rate, low, high = found.own_per_s
+    ratio, ratio_low, ratio_high = found.whole
+    turns = [t for race in found.races for e in race.heat.entrants for t in e.turns if t is not None]
+    return Profile(
+        workload=ProfileWorkload(name=spec.workload.name, sha256=spec.workload.sha256),
+        configuration=dict(found.config),
+        gives=Gives(
+            samples_per_second=rate * ratio,
+            ci95=(low * ratio, high * ratio),
+            speedup=ratio,
+            speedup_ci95=(ratio_low, ratio_high),
+            peak_memory_bytes=peak_bytes,
+            peak_memory_is="host" if cpu else "device",
+            compile_seconds=0.0,
+            startup_seconds=0.0,
+            loader_wait_fraction=found.wait,
+            epoch_turn_seconds=found.epoch_turn_s,
+            launches=1,
+            same_batch=True,
+        ),
+        baseline=Measured(configuration=dict(space.baseline), samples_per_second=rate, ci95=(low, high)),
+        conditions=Conditions(
+            device=probe.device,
+            device_name=host.cpu_model if cpu else probe.device_name,
+            image_size=None,
+            data="none",
+            epoch_samples=probe.dataset_samples,
+            worker_start_method="fork",
+            seed=0,
+            allow_busy=True,
+        ),
+        fingerprint=fingerprint(probe, host, card, DataRef(kind="none")),
+        versions=Versions(
+            autotune=__version__,
+            torch=probe.torch_version,
+            torchvision=probe.torchvision_version,
+            python=probe.python_version,
+            cuda=probe.cuda_version,
+            cudnn=probe.cudnn_version,
+            driver=None if card is None else card.driver_version,
+        ),
+        provenance=Provenance(
+            study=PurePath(spec.folder).name,
+            trial=0,
+            objective="throughput",
+            trials={},
+            measured_seconds=sum(t.seconds for t in turns),
+            elapsed_seconds=elapsed_s,
+            created=timestamp(),
+        ),
+    ).sealed()
+
+
+def sentences(found: Found, own: Config, *, elapsed_s: float, steps_lost: int) -> list[str]:
+    """Return the lines of the report, the first of which says what is in force now.
+
+    Args:
+        own: the script's own configuration. elapsed_s: of tuning. steps_lost: that were taken with gradients of zero.
+    """
+    tried = len({key(e.config) for race in found.races for e in race.heat.entrants} - {key(own)})
+    if found.config == own:
+        first = f"live: nothing was surely faster than the script as it stands, of {tried} changes in {elapsed_s:.0f} s"
+    else:
+        ratio, low, high = found.whole
+        what = describe(found.config, own)
+        first = f"live: {what} from now on, {ratio:.2f}× ({low:.2f} to {high:.2f}) as fast"
+        if found.epoch_turn_s is None and workers_of(found.config) != workers_of(own):
+            first += ", without the starts of its epochs, which were not measured"
+    lines = [first, ""]
+    for race in found.races:
+        heat = race.heat
+        beside = heat.reference.config
+        than = "" if beside == own else f", beside {describe(beside, own)}"
+        lines += [f"{race.title}, {heat.measured_s:.0f} s of turns{than}; {heat.ended}:"]
+        for entrant in heat.entrants[1:]:
+            if entrant.ratio is not None and entrant.ratio_ci95 is not None:
+                low, high = entrant.ratio_ci95
+                rate = f"{entrant.ratio:.3f}× ({low:.3f} to {high:.3f}){'' if race.whole else ' without loading'}"
+            else:
+                rate = f"no figure: {entrant.cause}"
+            lines.append(f"- {describe(entrant.config, own)}: {rate}")
+        lines.append("")
+    if found.left_out:
+        lines += ["Not tried:", *(f"- {words}" for words in found.left_out), ""]
+    if steps_lost:
+        lines += [f"Steps with gradients of zero, because a configuration failed in them: {steps_lost}", ""]
+    if found.wait:
+        lines += [f"Waiting for the loader: {100 * found.wait:.0f} % of the time", ""]
+    return lines
+
+
+# Tunes a training while it goes on: ``autotune run --live``.
+#
+# ``python -P -m autotune.child.live SPEC COMMANDS`` stands beside a script that has the agent in it, with the pipe to
+# the agent at descriptor COMMANDS. Configurations take turns in the script's own loop, where each step trains,
+# whoever's turn it is; the surest of those that are faster stays in force, and this process ends.
 
 #: Fractions of the time that the training is expected to take, for which configurations are compared: one change each,
 #: and then the best of them together.

@@ -1,31 +1,140 @@
-"""The measuring loop: a plain training loop with a stopwatch beside it.
-
-Overhead: two clock readings and, on CUDA, two events per step; per window one reading of the card's clock while it
-works, one device synchronization, and a reading of the machine's state while nothing is timed. Nothing else happens
-between steps, so a plain loop with the same settings runs at the same rate.
-"""
+"""The measuring loop: warm-up, windows, and the upper bounds of a configuration."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import time
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, median
+from typing import Any, Protocol
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from autotune import stats
-from autotune.training.batches import move
-from autotune.child.beats import Beats
-from autotune.child.failure import Diverged
-from autotune.child.surroundings import Watcher, reason_to_discard
-from autotune.child.timing import Taken, after_the_first_s, timed
-from autotune.child.windows import Block, Windows
+from autotune.base.clock import Clock
+from autotune.base.records import Measurement, MeasurePlan, Phase, TrialSpec, Window
+from autotune.child.failure import Diverged, Slow
+from autotune.child.launch import Beats, Launch
+from autotune.child.surroundings import Watcher, cards_of, processors_of, reason_to_discard
+from autotune.child.windows import Block, Timed, Windows
+from autotune.knobs.compile_mode import compiles
+from autotune.machine.host import tree_memory_bytes
 from autotune.training.exchange import largest
-from autotune.training.feed import Delivery, Drain, Source, is_steady, longest_whole_s
-from autotune.base.records import MeasurePlan, Window
+from autotune.training.feed import (
+    Delivery,
+    Drain,
+    Feed,
+    Resident,
+    Source,
+    epoch_turn_s,
+    is_steady,
+    length_of,
+    longest_whole_s,
+    stopwatch,
+    workers_and_queue,
+)
+from autotune.training.step import Step, build, move, samples_in, step_plan
+
+# The times of a window's steps: by the device's clock on CUDA, by the host's on a CPU.
+
+
+class Event(Protocol):
+    """A CUDA event that has been recorded."""
+
+    def elapsed_time(self, end_event: Any, /) -> float:
+        """Return the milliseconds from this event to a later one, by the device's clock."""
+        ...
+
+
+@dataclass(frozen=True)
+class Taken:
+    """One step of an open window.
+
+    Attributes:
+        wait_s, made_s: see `Delivery`. host_s: host time of the step without the wait.
+        events: recorded before and after the step; ``None`` on a CPU.
+    """
+
+    loss: torch.Tensor | None
+    wait_s: float
+    made_s: float
+    host_s: float
+    samples: int
+    events: tuple[Event, Event] | None = None
+
+
+def timed(taken: Sequence[Taken], value: Callable[[torch.Tensor], float]) -> tuple[Timed, ...]:
+    """Return the times of a window's steps. All events must have happened.
+
+    Args:
+        value: converts a loss to a number.
+    """
+    steps: list[Timed] = []
+    previous: Event | None = None
+    for t in taken:
+        device_s, wait_s = t.host_s, t.wait_s
+        step_s = device_s + wait_s
+        if t.events is not None:
+            start, end = t.events
+            device_s = start.elapsed_time(end) / 1e3
+            step_s = device_s + wait_s
+            if previous is not None:
+                # The host runs ahead of a GPU, so a step lasts from the end of the previous step to its own end.
+                step_s = previous.elapsed_time(end) / 1e3
+                # A GPU that still has queued work while the host waits is not idle.
+                wait_s = min(wait_s, max(0.0, previous.elapsed_time(start) / 1e3))
+            previous = end
+        loss = None if t.loss is None else value(t.loss)
+        steps.append(Timed(step_s, wait_s, device_s, t.made_s, loss))
+    return tuple(steps)
+
+
+def after_the_first_s(taken: Sequence[Taken]) -> float | None:
+    """Return the seconds from the end of a window's first step to the end of its last, by the device's clock.
+
+    A window begins with nothing queued on the device, so its first step waits for the host, as no step of a plain loop
+    does: counted, it would make the rate too low, by 0.2 to 1 % for windows of half a second. ``None`` on a CPU, and
+    for a window of one step.
+    """
+    if len(taken) < 2 or taken[0].events is None or taken[-1].events is None:
+        return None
+    return taken[0].events[1].elapsed_time(taken[-1].events[1]) / 1e3
+
+
+@dataclass(frozen=True)
+class StepEnd:
+    """The end of one step of a training that goes on.
+
+    Attributes:
+        event: recorded after the step. turned: the step's batch was the first of an epoch.
+    """
+
+    event: Event
+    samples: int
+    turned: bool
+
+
+def rate_between(ends: Sequence[StepEnd]) -> float | None:
+    """Return the samples per second of steps in a row, without the turns of epochs; ``None`` if there are too few.
+
+    All events must have happened. The first step only tells where the time begins.
+    """
+    counted = [(before, after) for before, after in pairwise(ends) if not after.turned]
+    seconds = sum(before.event.elapsed_time(after.event) for before, after in counted) / 1e3
+    return sum(after.samples for _, after in counted) / seconds if seconds > 0 else None
+
+
+# The measuring loop: a plain training loop with a stopwatch beside it.
+#
+# Overhead: two clock readings and, on CUDA, two events per step; per window one reading of the card's clock while it
+# works, one device synchronization, and a reading of the machine's state while nothing is timed. Nothing else happens
+# between steps, so a plain loop with the same settings runs at the same rate.
 
 #: A training step on one batch; returns the loss, shape ``()``, still on the device.
 Work = Callable[[Any], torch.Tensor]
@@ -264,3 +373,305 @@ def checked(loss: torch.Tensor) -> float:
     if not math.isfinite(value):
         raise Diverged(f"the loss became {value}")
     return value
+
+
+# A measure launch, phase by phase: train under a configuration and measure it.
+
+
+def measure(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Measurement:
+    """Train under ``spec.config`` and measure.
+
+    Args:
+        began: `clock` reading at the start of the launch; start-up time is counted from it.
+
+    Raises:
+        Slow: the rate is certainly below the plan's threshold.
+        Disturbed: other processes kept the machine too busy to measure.
+        Diverged: a loss was not finite.
+    """
+    launch = Measuring(spec, beats, clock, began)
+    # As in a plain loop, start the workers before initializing the device.
+    feed = Feed(launch.loader)
+    step = launch.build()
+    started = launch.first_step(feed.next(), step)
+    loop = launch.run(feed, step)
+    windows = loop.windows
+    if windows.slow:
+        # A single window gives no estimate of its error.
+        turn_s = median(feed.turns_s) if feed.turns_s else None
+        found = launch.measurement(loop, started, turn_s) if len(windows.kept) > 1 else None
+        raise Slow(windows.rate.per_s, found)
+    waits_s = median(step.wait_s for block in windows.kept for step in block.steps)
+    batches = feed.epoch_batches
+    epoch_s = None if batches is None else batches * started.samples / windows.rate.per_s
+    if spec.ranks > 1 and not feed.turns_s:
+        # A turn that is forced here the other ranks would wait for, instead of starting workers, too.
+        return launch.measurement(loop, started, None, feed.epoch_batches)
+    return launch.measurement(loop, started, epoch_turn_s(feed, waits_s, epoch_s), feed.epoch_batches)
+
+
+@dataclass(frozen=True)
+class Started:
+    """A launch up to and including its first step.
+
+    Attributes:
+        samples: in the first batch. startup_s, compile_s: see `Measurement`.
+        cache_warm: inductor's cache held every graph; ``None`` if nothing was compiled.
+        losses: of the first step, if there was one.
+    """
+
+    samples: int
+    startup_s: float
+    compile_s: float
+    cache_warm: bool | None
+    losses: tuple[float, ...]
+
+
+class Measuring(Launch):
+    """A launch that measures, with the phases that all of these share.
+
+    Args:
+        began: `clock` reading at the start of the launch; start-up time is counted from it.
+        cards: whether to watch the cards of all ranks, if there are any.
+
+    Raises:
+        WorkloadError: the data set does not fill one batch.
+    """
+
+    def __init__(self, spec: TrialSpec, beats: Beats, clock: Clock, began: float, *, cards: bool = True) -> None:
+        # Before CUDA is initialized, so that processes already on the card can be told from this one.
+        # The other ranks are children of the leader, too.
+        self.root = os.getppid() if spec.ranks > 1 else os.getpid()
+        self.around = Watcher(cards_of(spec) if cards else (), clock, processors_of(spec), root=self.root)
+        super().__init__(spec, beats)
+        self.clock = clock
+        self.began = began
+        self.learning_rate: float | None = None
+        #: Graphs compiled by the end of the first step, and while the rate was measured.
+        self.graphs = self.late_graphs = 0
+        self.loader = self.open_loader(wrap=stopwatch)
+
+    def count(self, batch: Any) -> int:
+        """Return the number of samples in a batch of each rank, all ranks together."""
+        return samples_in(self.workload, self.ctx, batch) * self.spec.ranks
+
+    def build(self) -> Step:
+        """Run the build phase."""
+        self.wake()
+        step = build(self.workload, self.ctx, self.spec.config)
+        self.learning_rate = learning_rate_of(step.optimizer)
+        return step
+
+    def first_step(self, delivery: Delivery, work: Work | None) -> Started:
+        """Run the compile phase: the first step, or only the first batch if `work` is ``None``."""
+        samples = self.count(delivery.batch)
+        startup_s = self.clock.now() - self.began
+        self.beats.enter(Phase.COMPILE)
+        if work is None:
+            return Started(samples, startup_s, 0.0, None, ())
+        began = self.clock.now()
+        loss = checked(work(delivery.batch))
+        compile_s = self.clock.now() - began
+        self.memory.first_step_over()
+        self.around.settle_in()
+        self.beats.step(1, loss=loss)
+        self.graphs = graphs_compiled(self.spec)
+        return Started(samples, startup_s, compile_s, _cache_was_warm(self.spec), (loss,))
+
+    def run(self, source: Source, work: Work | None) -> Loop:
+        """Run the warm-up and measure phases."""
+        loop = Loop(self.spec.plan, work, source, self.beats, self.device, self.count, self.around)
+        self.beats.enter(Phase.WARMUP)
+        loop.warm_up()
+        self.beats.enter(Phase.MEASURE)
+        before = graphs_compiled(self.spec)
+        loop.measure()
+        self.late_graphs = graphs_compiled(self.spec) - before
+        return loop
+
+    def measurement(
+        self, loop: Loop, started: Started, turn_s: float | None, epoch_batches: int | None = None
+    ) -> Measurement:
+        """Put the results of the launch together.
+
+        Args:
+            turn_s: extra seconds of an epoch turn; ``None`` if unknown.
+            epoch_batches: what was seen of an epoch's length, if the loader does not know it.
+        """
+        windows = loop.windows
+        kept = windows.kept
+        steps = [step for block in kept for step in block.steps]
+        steady = windows.rate
+        # 0 stands for an epoch of unknown length.
+        epoch = (length_of(self.loader) or epoch_batches or 0) * started.samples
+        rate = stats.with_epoch_turn(steady, turn_s if epoch else None, epoch)
+        workers, _ = workers_and_queue(self.loader)
+        made_s = fmean(step.made_s for step in steps)
+        device_s = fmean(step.device_s for step in steps)
+        cut = [step for block in windows.cut for step in block.steps]
+        return Measurement(
+            batch_size=self.ctx.batch_size,
+            ranks=self.spec.ranks,
+            samples_per_s=rate.per_s,
+            ci95_per_s=(rate.low_per_s, rate.high_per_s),
+            steady_per_s=steady.per_s,
+            windows=tuple(block.window for block in kept),
+            step_s=tuple(step.step_s for step in steps),
+            wait_s=tuple(step.wait_s for step in steps),
+            device_s=tuple(step.device_s for step in steps),
+            loader_capacity_per_s=max(1, workers) * started.samples / made_s if made_s else None,
+            loader_idle_fraction=max(0.0, loop.idle_s / loop.made_s) if loop.made_s else None,
+            device_per_s=started.samples / device_s if device_s else None,
+            learning_rate=self.learning_rate,
+            losses=_losses(steps),
+            first_losses=(*started.losses, *loop.warmup_losses, *_losses(cut)),
+            settled=loop.drained and not loop.too_long and windows.settled and not self.late_graphs,
+            unsettled=_recompiling(self.late_graphs) or _unsettled(loop, len(cut) + len(steps)),
+            warmup_steps=1 + loop.warmup_steps + len(cut),
+            relative_se=rate.relative_se,
+            degrees=rate.degrees,
+            autocorrelation=stats.autocorrelation([block.window for block in kept]),
+            discarded=tuple(windows.discarded),
+            page_cache=self.spec.data.page_cache,
+            energy_j=windows.energy_j,
+            sm_clock_mhz=windows.clock_mhz,
+            alloc_retries=self.memory.alloc_retries,
+            enqueue_s=loop.enqueue_s,
+            startup_s=started.startup_s,
+            compile_s=started.compile_s,
+            compile_cache_warm=started.cache_warm,
+            recompiles=graphs_compiled(self.spec) - self.graphs if compiles(self.spec.config) else None,
+            warmup_s=loop.warmup_s + sum(block.window.seconds for block in windows.cut),
+            measured_s=sum(block.window.seconds for block in kept),
+            loader_wait_fraction=sum(step.wait_s for step in steps) / sum(step.step_s for step in steps),
+            epoch_turn_s=turn_s,
+            epoch_samples=epoch,
+            peak_allocated_bytes=self.memory.peak_bytes,
+            peak_reserved_bytes=self.memory.peak_reserved_bytes,
+            # Read once, after timing has ended, because it walks the page tables of the whole process tree.
+            host_memory_bytes=tree_memory_bytes(self.root),
+        )
+
+
+def learning_rate_of(optimizer: torch.optim.Optimizer) -> float | None:
+    """Return the learning rate of an optimizer's first group; ``None`` if it has none."""
+    rate = optimizer.param_groups[0].get("lr")
+    return None if rate is None else float(rate)
+
+
+def _losses(steps: Iterable[Timed]) -> tuple[float, ...]:
+    return tuple(step.loss for step in steps if step.loss is not None)
+
+
+def _recompiling(graphs: int) -> str | None:
+    if not graphs:
+        return None
+    times = "once" if graphs == 1 else f"{graphs} times"
+    return f"the model was compiled again {times} while it was measured: its inputs go on changing"
+
+
+def _unsettled(loop: Loop, steps: int) -> str | None:
+    if not loop.drained:
+        return "the loader's queue was still draining when warm-up ran out of time"
+    if loop.too_long:
+        return "the loader queues half an epoch or more, and an epoch takes too long to be measured whole"
+    if loop.windows.settled:
+        return None
+    epochs = len(loop.windows.cut) + len(loop.windows.kept)
+    if loop.windows.whole_epochs and epochs < stats.LEAST_STEPS:
+        return f"{epochs} epochs are too few to tell whether their times had settled"
+    if steps < stats.LEAST_STEPS:
+        return f"{steps} steps are too few to tell whether their times had settled"
+    return "the step times went on changing"
+
+
+def graphs_compiled(spec: TrialSpec) -> int:
+    """Return how many graphs torch.compile has made in this process so far."""
+    if not compiles(spec.config):
+        return 0
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
+def _cache_was_warm(spec: TrialSpec) -> bool | None:
+    """Return whether inductor found all graphs of the first step in its cache; ``None`` if nothing was compiled.
+
+    A cache that holds only other configurations' graphs is cold for this one, because its keys include the shapes.
+    """
+    if not compiles(spec.config):
+        return None
+    from torch._dynamo.utils import counters
+
+    seen = counters["inductor"]
+    return bool(seen["fxgraph_cache_hit"]) and not seen["fxgraph_cache_miss"]
+
+
+# The upper bounds of a configuration, measured separately: the device without a loader, and the loader alone.
+
+#: Number of batches kept on the device, as long as they fit in this fraction of its memory.
+RESIDENT = 4
+RESIDENT_FRACTION = 0.05
+
+
+def device_only(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Measurement:
+    """Train under ``spec.config`` on batches that are already on the device. The loader is closed before measuring.
+
+    Args:
+        began: `clock` reading at the start of the launch; start-up time is counted from it.
+
+    Raises:
+        Disturbed: other processes kept the machine too busy to measure.
+        Diverged: a loss was not finite.
+    """
+    launch = Measuring(spec, beats, clock, began)
+    feed = Feed(launch.loader)
+    step = launch.build()
+    step.exchanges = spec.exchanges
+    resident = resident_of(launch, feed)
+    started = launch.first_step(resident.next(), step)
+    return launch.measurement(launch.run(resident, step), started, turn_s=None)
+
+
+def loader_only(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Measurement:
+    """Run the loader under ``spec.config`` as fast as it goes and discard its batches. No model is built.
+
+    Args:
+        began: `clock` reading at the start of the launch; start-up time is counted from it.
+
+    Raises:
+        Disturbed: other processes kept the machine too busy to measure.
+    """
+    # Other processes on the card and its temperature do not affect a loader.
+    launch = Measuring(spec, beats, clock, began, cards=False)
+    feed = Feed(launch.loader)
+    launch.wake()
+    started = launch.first_step(feed.next(), None)
+    loop = launch.run(feed, None)
+    turn_s = median(feed.turns_s) if feed.turns_s else None
+    return launch.measurement(loop, started, turn_s, feed.epoch_batches)
+
+
+def resident_of(launch: Measuring, feed: Feed) -> Resident:
+    """Copy a few batches, at least one, to the device, and close the loader."""
+    resident = Resident(_to_stay(launch, feed))
+    feed.close()
+    return resident
+
+
+def _to_stay(launch: Measuring, feed: Feed) -> list[Any]:
+    channels_last = step_plan(launch.spec.config).channels_last
+    room = RESIDENT_FRACTION * launch.memory.capacity_bytes
+    batches: list[Any] = []
+    for _ in range(min(RESIDENT, feed.epoch_batches or RESIDENT)):
+        batch = feed.next().batch
+        batches.append(move(batch, launch.device, non_blocking=False, channels_last=channels_last))
+        room -= _bytes_of(batch)
+        if room < _bytes_of(batch):
+            break
+    return batches
+
+
+def _bytes_of(batch: Any) -> int:
+    """Return the size of all tensors in a batch, including those nested in tuples, lists and dicts."""
+    return sum(leaf.nbytes for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))

@@ -1,7 +1,4 @@
-"""A launch of several ranks, from the side of its leader (`autotune.launcher.leading`).
-
-The first rank measures, by the code of any launch. The others train beside it until it is done (`autotune.child.peer`).
-"""
+"""Several ranks of a training, and what the first of them hears of the others."""
 
 from __future__ import annotations
 
@@ -13,16 +10,28 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
+import torch
 from pydantic import ValidationError
 
+from autotune.base.clock import Clock
 from autotune.base.files import write_atomic
-from autotune.launcher.logs import Logs
-from autotune.launcher.verdict import tail, unreported
 from autotune.base.layout import LaunchFiles
+from autotune.base.records import TRANSIENT, LaunchKind, Phase, TrialResult, TrialSpec, TrialStatus
+from autotune.child.launch import MIN_GAP_S, Beats
+from autotune.child.loop import Measuring, empty_queue, resident_of
 from autotune.launcher.leading import RankProcesses, at_fault
+from autotune.launcher.verdict import tail, unreported
+from autotune.launcher.watch import Logs
 from autotune.machine.host import oom_kill_count, shared_memory
-from autotune.base.records import TRANSIENT, LaunchKind, TrialResult, TrialSpec, TrialStatus
+from autotune.training.feed import Feed, Source
+from autotune.training.step import Step
+
+# A launch of several ranks, from the side of its leader (`autotune.launcher.leading`).
+#
+# The first rank measures, by the code of any launch. The others train beside it until it is done
+# (`autotune.child.ranks`).
 
 #: Kinds of launch that several ranks take part in. The others need no training, or only one of them.
 RANKED = (LaunchKind.MEASURE, LaunchKind.DEVICE_ONLY, LaunchKind.LOADER_ONLY, LaunchKind.TRAIN_CHECK, LaunchKind.HOLD)
@@ -34,7 +43,7 @@ MOST_SAID = 900
 #: exchange itself does not wait. What next needs its result on the CPU does, or copies to the card behind it.
 _WAITS_IN = (
     *("torch/autograd/graph.py", "torch/nn/parallel/distributed.py", "torch/distributed/", "torch/cuda/"),
-    *("torch/amp/", "torch/nn/utils/", "autotune/training/batches.py"),
+    *("torch/amp/", "torch/nn/utils/", "autotune/training/step.py"),
 )
 _WAITS_FOR_LOSS = "checked"
 #: The innermost frame of the thread that was asked, in the words of `faulthandler`.
@@ -191,3 +200,54 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
+
+
+# What a rank does beside the first one: it trains as that one does, until it is ended.
+
+
+def follow(spec: TrialSpec, beats: Beats, clock: Clock, began: float, board: RankBoard) -> NoReturn:
+    """Take part in a launch that another rank measures.
+
+    Raises:
+        Diverged: the first loss was not finite. What comes later the first rank sees, since gradients are averaged.
+    """
+    # The first rank watches all cards.
+    launch = Measuring(spec, beats, clock, began, cards=False)
+    source: Source = (feed := Feed(launch.loader))
+    work: Step | None = None
+    if spec.kind is LaunchKind.LOADER_ONLY:
+        launch.wake()
+    else:
+        work = launch.build()
+        work.exchanges = spec.exchanges
+        if spec.kind is LaunchKind.DEVICE_ONLY:
+            source = resident_of(launch, feed)
+    launch.first_step(source.next(), work)
+    if work is not None and spec.kind is LaunchKind.MEASURE:
+        empty_queue(source, beats)
+    _go_on(launch, source, work, board)
+
+
+def _go_on(launch: Measuring, source: Source, work: Step | None, board: RankBoard) -> NoReturn:
+    launch.beats.enter(Phase.MEASURE)
+    began = noted = time.monotonic()
+    waited_s = 0.0
+    while True:
+        delivery = source.next()
+        waited_s += delivery.wait_s
+        if work is not None:
+            work(delivery.batch)
+        now = time.monotonic()
+        if now - noted >= MIN_GAP_S:
+            if launch.device.type == "cuda":
+                # It must not run far ahead of what the first rank waits for.
+                torch.cuda.synchronize()
+            noted = now
+            memory = launch.memory
+            board.note(
+                launch.spec.rank,
+                waited_s=waited_s,
+                seconds=now - began,
+                peak_bytes=memory.peak_bytes,
+                reserved_bytes=memory.peak_reserved_bytes,
+            )

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from autotune.child.trail import SeenStep, Trail
 from autotune.base.errors import WorkloadError
 from autotune.base.layout import LaunchFiles
 from autotune.base.records import CommandRef, Measurement, TrialSpec
+from autotune.child.trail import SeenStep, Trail
 
 #: Lines end with either: a progress bar is written over itself.
 _ENDS = re.compile(rb"[\r\n]+")

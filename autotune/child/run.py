@@ -11,24 +11,6 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.machine import system
-from autotune.child.asking import probe_command
-from autotune.child.beats import Beats
-from autotune.child.ceilings import device_only, loader_only
-from autotune.child.command import check_command, measure_command
-from autotune.child.deliveries import deliver
-from autotune.child.device_turns import device_heat
-from autotune.child.failure import Disturbed, Slow, Verdict, classify
-from autotune.child.hold import hold
-from autotune.child.loader_turns import loader_heat
-from autotune.child.measure import measure
-from autotune.child.peer import follow
-from autotune.child.probe import probe
-from autotune.child.ranks import RANKED, RankBoard, files_of, lead
-from autotune.child.script import is_told
-from autotune.child.script_turns import command_heat
-from autotune.child.train_check import train_check
-from autotune.child.view import first_look
 from autotune.base.clock import Clock, SystemClock
 from autotune.base.errors import AutotuneError
 from autotune.base.files import write_atomic
@@ -47,6 +29,20 @@ from autotune.base.records import (
     TrialSpec,
     TrialStatus,
 )
+from autotune.child.failure import Disturbed, Slow, Verdict, classify
+from autotune.child.hold import hold
+from autotune.child.launch import Beats
+from autotune.child.loop import device_only, loader_only, measure
+from autotune.child.probe import probe
+from autotune.child.ranks import RANKED, RankBoard, files_of, follow, lead
+from autotune.child.script_folders import first_look
+from autotune.child.script_launches import check_command, measure_command, probe_command
+from autotune.child.script_process import is_told
+from autotune.child.script_turns import command_heat
+from autotune.child.trail import deliver
+from autotune.child.train_check import train_check
+from autotune.child.turns import device_heat, loader_heat
+from autotune.machine import system
 
 #: Exit code of a launch that reported a failure.
 FAILED = 1

@@ -19,15 +19,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from autotune.workload import contract
-from autotune.child.beats import Beats
-from autotune.child.launch import Launch
 from autotune.base.errors import AutotuneError, MachineError, WorkloadError
-from autotune.training.exchange import join, load_whole, own_part, same_in_all_ranks, wait_for_all
-from autotune.training.feed import no_batch
 from autotune.base.files import open_regular, write_atomic
 from autotune.base.records import CheckPlan, Phase, TrainCheck, TrialSpec
+from autotune.child.launch import Beats, Launch
+from autotune.training.exchange import join, load_whole, own_part, same_in_all_ranks, wait_for_all
+from autotune.training.feed import no_batch
 from autotune.training.step import Step, at_once, autocast, build, open_loader, step_plan
+from autotune.workload import contract
 from autotune.workload.contract import Context, Workload
 
 

@@ -1,5 +1,5 @@
 """Enters a copy-on-write view of a folder, and becomes the command. Run by itself, as a fresh process with one thread;
-`autotune.child.view` starts it. Only what Python has loaded soon is imported, since each launch waits for it.
+`autotune.child.script_folders` starts it. Only what Python has loaded soon is imported, since each launch waits for it.
 
 Its words are those of `EntryPlan.words`, and then the command's. To a descriptor it writes ``entered``, or ``refused``
 and why, in a line each; after it was entered, ``errno`` and a number if the command cannot be run.

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from autotune import stats
+from autotune.base.records import MeasurePlan, Window
 from autotune.child.failure import Disturbed
 from autotune.child.surroundings import LASTING, is_slowed, what_went_on
-from autotune.base.records import MeasurePlan, Window
 
 #: With more steps than this, neighbouring steps are averaged before testing whether their times have settled.
 LONGEST_HISTORY = 2000

@@ -14,13 +14,13 @@ from pathlib import Path
 import typer
 
 from autotune.base import tracking
-from autotune.workload.catalog import declared_knobs, find_workload, objective_names, torchvision_names, workload_names
 from autotune.base.errors import AutotuneError
-from autotune.profile.export import FORMATS
+from autotune.base.layout import DEFAULT_STUDIES
 from autotune.knobs import KNOBS, spell
 from autotune.knobs.knob import doubled
-from autotune.base.layout import DEFAULT_STUDIES
+from autotune.profile.export import FORMATS
 from autotune.samplers import SAMPLERS
+from autotune.workload.catalog import declared_knobs, find_workload, objective_names, torchvision_names, workload_names
 
 #: Set by the shell's completion function.
 _ASKED = "_AUTOTUNE_COMPLETE"

@@ -1,4 +1,4 @@
-"""``autotune daemon``: run, start, stop, inspect and install the daemon."""
+"""`autotune daemon`."""
 
 from __future__ import annotations
 
@@ -12,18 +12,40 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli.also import BEYOND, also_takes
-from autotune.cli.daemon_client import StateDir, client
-from autotune.cli.options import Json
-from autotune.cli.output import print_json
 from autotune.base.clock import SystemClock
-from autotune.daemon.rpc.client import Client
 from autotune.base.errors import DaemonUnreachableError, MachineError, UsageError
 from autotune.base.files import exclusive_lock, write_atomic
-from autotune.space.formatting import listed, seconds_text
 from autotune.base.layout import DaemonFiles, find_daemon
 from autotune.base.parsing import duration_s, size_bytes
 from autotune.base.records import SCHEMA_VERSION
+from autotune.cli.help_text import BEYOND, also_takes
+from autotune.cli.options import Json
+from autotune.cli.output import print_json
+from autotune.daemon.rpc.client import Client
+from autotune.space.formatting import listed, seconds_text
+
+# The connection of a command to the daemon.
+
+
+StateDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--state-dir",
+        help="Folder of the daemon's state.",
+        metavar="DIR",
+        envvar="AUTOTUNE_STATE_DIR",
+        show_envvar=True,
+    ),
+]
+
+
+def client(state_dir: Path | None) -> Client:
+    """Return a client of the daemon with this state folder; ``None`` stands for the user's default one."""
+    return Client(find_daemon(state_dir))
+
+
+# ``autotune daemon``: run, start, stop, inspect and install the daemon.
+
 
 app = typer.Typer(help="The daemon: searches that wait for a quiet machine.", no_args_is_help=True)
 
@@ -167,7 +189,7 @@ def logs(
     state_dir: StateDir = None,
 ) -> None:
     """Show the daemon's log."""
-    from autotune.daemon.job.events import follow as follow_file
+    from autotune.daemon.job.runner import follow as follow_file
 
     path = find_daemon(state_dir).log
     if not path.exists():
@@ -194,7 +216,7 @@ def install(
     state_dir: StateDir = None,
 ) -> None:
     """Write a systemd user unit. Takes everything that `autotune daemon run` takes."""
-    from autotune.daemon.systemd import unit
+    from autotune.daemon.service import unit
     from autotune.daemon.web.address import TOKEN, require_token
 
     parsed = ctx.parent.command.commands["run"].make_context("run", list(ctx.args), parent=ctx.parent)  # type: ignore[union-attr]

@@ -17,15 +17,14 @@ import platformdirs
 import typer
 from rich.text import Text
 
-from autotune.cli.output import print_rich
 from autotune.base.errors import MORE_SHM, MachineError
-from autotune.machine import compilers
-from autotune.machine.cuda import torch_versions, trouble
-from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus
-from autotune.machine.host import read_host
-from autotune.machine.nvml import cuda_version, has_nvidia_card
 from autotune.base.records import SCHEMA_VERSION, Host
-from autotune.report.lines import FittingTable
+from autotune.cli.output import print_rich
+from autotune.machine import compilers
+from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus
+from autotune.machine.host import read_host, torch_versions, trouble
+from autotune.machine.nvml import cuda_version, has_nvidia_card
+from autotune.report.document import FittingTable
 
 _GIB = 2**30
 #: 8 workers that each prefetch 2 batches of 256 float32 images of 224 px use 2.3 GiB of ``/dev/shm``.

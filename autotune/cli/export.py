@@ -7,19 +7,19 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli import completion
-from autotune.cli.options import Map, StudiesDir
-from autotune.cli.output import print_bytes, print_rich, write_output
 from autotune.base.errors import UnknownNameError, UsageError
-from autotune.profile.export import FORMATS, Format
-from autotune.profile.export.own import OwnFormat
 from autotune.base.files import read_regular
 from autotune.base.layout import DEFAULT_STUDIES, StudyFiles
 from autotune.base.parsing import pairs
+from autotune.cli import completion
+from autotune.cli.options import Map, StudiesDir
+from autotune.cli.output import print_bytes, print_rich, write_output
 from autotune.profile import MAX_BYTES
-from autotune.report.tables import new_table
+from autotune.profile.export import FORMATS, Format
+from autotune.profile.export.own import OwnFormat
+from autotune.report.document import new_table
 from autotune.search import find_study, load_outcome
-from autotune.search.other_trial import profile_from
+from autotune.search.ranking import profile_from
 
 _ENDINGS = {ending: name for name, made in FORMATS.items() for ending in made.endings}
 _DEFAULT = next(iter(FORMATS))

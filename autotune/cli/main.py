@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
-from autotune.base.version import __version__
-from autotune.cli.streams import flush_streams, prepare_streams
 from autotune.base.errors import KINDS, AutotuneError, InterruptedSearch, MachineError, ResumeRefusedError, UsageError
+from autotune.base.version import __version__
+from autotune.cli.output import flush_streams, prepare_streams
 
 _CODES = ["0 done", "1 a promise is not kept (verify)", *(f"{kind.exit_code} {kind.stands_for}" for kind in KINDS)]
 _CODES.append("130 interrupted by Ctrl-C, 143 by SIGTERM (resume goes on)")
@@ -56,7 +56,7 @@ def _register() -> None:
         verify,
         work,
     )
-    from autotune.cli.also import BEYOND, also_takes
+    from autotune.cli.help_text import BEYOND, also_takes
 
     app.command()(search.search)
     app.command()(resume.resume)
@@ -187,7 +187,7 @@ def _explain(error: AutotuneError) -> None:
     typer.echo(f"autotune: {sentence}{'' if sentence.endswith(('.', '!', '?')) else '.'}", err=True)
     if isinstance(error, ResumeRefusedError) and error.differences:
         from autotune.cli.output import print_rich
-        from autotune.report.lines import FittingTable
+        from autotune.report.document import FittingTable
 
         table = FittingTable("what", "in the study", "now", box=None, pad_edge=True)
         for row in error.differences:

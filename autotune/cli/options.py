@@ -1,29 +1,232 @@
-"""Options of commands: those of a search (`autotune.study.options`), and those that several commands share."""
+"""Options that commands share."""
 
 from __future__ import annotations
 
 import inspect
+import json
 import os
+import re
+import shlex
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from autotune.base import tracking
-from autotune.cli import completion
-from autotune.cli.script_file import with_script
 from autotune.base.clock import timestamp
-from autotune.base.errors import UsageError
+from autotune.base.errors import ProfileError, UnknownNameError, UsageError
+from autotune.base.files import read_regular
 from autotune.base.layout import StudyFiles
-from autotune.base.records import CommandRef, StudySpec
+from autotune.base.records import LARGEST, CommandRef, StudySpec
+from autotune.cli import completion
+from autotune.cli.help_text import HelpOption
+from autotune.knobs import KNOBS, Knob, OwnOption, spell
+from autotune.profile import plain_data
 from autotune.search import NEWEST, find_study
 from autotune.search.script import command_name
-from autotune.study.options import option
-from autotune.study.search_option import SearchOption
+from autotune.study.request import SearchOption, option, spec_of
 from autotune.study.storage_url import url_of_environment
-from autotune.study.typed_request import spec_of
+
+# What a script's options are likely to set, by their names: the lines of ``map`` and ``output_flag`` in its file.
+
+#: Options that take the folder to write to.
+_OUTPUT = OwnOption(
+    ("output_dir", "out_dir", "outdir", "output_folder", "save_dir", "work_dir"),
+    like=r"out|output|default_root_dir|.*(save|output|log|ckpt|checkpoint).*(dir|path|folder)",
+)
+#: How the names of switches begin that turn something off.
+_NO = ("--no-", "--no_", "--disable-", "--disable_")
+
+
+@dataclass(frozen=True)
+class KnownFlag:
+    """One line of a script's file.
+
+    Attributes:
+        knob: its name; ``None`` for the option that takes the output folder.
+        name: ``KNOB:VALUE`` or ``KNOB``; empty for that option.
+        words: what sets it. sure: the option's name leaves no doubt. remark: the option's own help.
+    """
+
+    knob: Knob | None
+    name: str
+    words: str
+    sure: bool
+    remark: str
+
+
+def known_flags(options: Sequence[HelpOption]) -> list[KnownFlag]:
+    """Return what options are likely to set, of each thing the likeliest, in the order of the knobs."""
+    found: dict[str, KnownFlag] = {}
+    for knob in (*KNOBS.values(), None):
+        for one in options:
+            for flag in _output(one) if knob is None else _of(knob, one):
+                before = found.get(flag.name)
+                if before is None or (flag.sure and not before.sure):
+                    found[flag.name] = flag
+    # Where an option surely sets a knob, guesses at others would only confuse.
+    surely = {flag.knob for flag in found.values() if flag.sure}
+    return [flag for flag in found.values() if flag.sure or flag.knob not in surely]
+
+
+def _of(knob: Knob, option: HelpOption) -> Iterator[KnownFlag]:
+    takes_words = bool(option.value) and not option.choices
+    # `--bf16 [BF16]` is a switch as well.
+    is_switch = not option.value or (takes_words and option.value.startswith("["))
+    for own in knob.own_options:
+        sure = _is_meant(option, own)
+        if sure is None:
+            continue
+        if own.choices:
+            for choice in option.choices:
+                if choice in own.choices:
+                    name = f"{knob.name}:{spell(own.choices[choice])}"
+                    yield KnownFlag(knob, name, f"{option.long} {choice}", sure, option.help)
+        elif own.sets is None:
+            if takes_words:
+                yield KnownFlag(knob, knob.name, f"{option.long} {{{knob.name}}}", sure, option.help)
+        elif is_switch and (typed := _switch(option, on=own.sets is not False)) is not None:
+            yield KnownFlag(knob, f"{knob.name}:{spell(own.sets)}", typed, sure, option.help)
+
+
+def _output(option: HelpOption) -> Iterator[KnownFlag]:
+    sure = _is_meant(option, _OUTPUT)
+    if option.value and not option.choices and sure is not None:
+        yield KnownFlag(None, "", option.long, sure, option.help)
+
+
+def _switch(option: HelpOption, *, on: bool) -> str | None:
+    """Return the name of a switch that turns something on or off; ``None`` if it has none, or only a short one."""
+    long = [name for name in option.names if name.startswith("--")]
+    return next((name for name in long if name.startswith(_NO) != on), None)
+
+
+def _is_meant(option: HelpOption, own: OwnOption) -> bool | None:
+    """Return whether an option surely is one of these; ``None`` if it is none."""
+    if set(own.names).intersection(option.keys):
+        return True
+    return False if any(re.fullmatch(own.like, key) for key in option.keys) else None
+
+
+# ``train.autotune.yaml``: how a training script is run and what its own flags set, for ``--script``.
+
+
+KEYS = ("command", "map", "output_flag", "scratch", "rate", "rate_file", "samples_per_step")
+#: What keys that hold text look like.
+_TEXTS = {
+    "output_flag": "--output-dir",
+    "rate": "'(?P<rate>[0-9.]+) images/s'",
+    "rate_file": "metrics.jsonl",
+}
+#: How its file's name ends.
+ENDING = ".autotune.yaml"
+_MOST_BYTES = 2**16
+_AGAIN = "write it again with `autotune init -- python train.py …`."
+
+
+def read_script(path: Path) -> dict[str, Any]:
+    """Read a script's file; return what its keys say, ``command`` as words and ``map`` by ``KNOB:VALUE`` or ``KNOB``.
+
+    Raises:
+        UsageError: it cannot be read, or has a wrong key or value.
+    """
+    try:
+        text = read_regular(path, _MOST_BYTES, follow=True).decode("utf-8-sig")
+    except FileNotFoundError:
+        raise UsageError(
+            f"there is no file {path}", advice="`autotune init -- python train.py …` writes one."
+        ) from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}", advice="name a script's file.") from error
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not UTF-8 text", advice=_AGAIN) from None
+    try:
+        found = plain_data(text, str(path), kind="script's file", again=_AGAIN)
+    except ProfileError as error:
+        raise UsageError(str(error), advice=error.advice, detail=error.detail) from None
+    if not isinstance(found, dict):
+        raise UsageError(f"{path} holds no keys", advice=f"it may have {', '.join(KEYS)}.")
+    for key, value in found.items():
+        if key not in KEYS:
+            raise UnknownNameError(f"key in {path}", str(key)[:60], KEYS)
+        sentence = _wrong(key, value)
+        if sentence is not None:
+            raise UsageError(f"{path}: {key} must be {sentence}", advice="correct that line.")
+    # A key with nothing behind it says nothing.
+    said = {key: value for key, value in found.items() if value is not None}
+    if "command" in said:
+        said["command"] = _words(said["command"], path)
+    if "map" in said:
+        said["map"] = {name: spell(words) for name, words in said["map"].items()}
+    return said
+
+
+def _wrong(key: str, value: Any) -> str | None:
+    """Return what the value of a key must be, if it is something else."""
+    if value is None:
+        return None
+    texts = isinstance(value, list) and all(isinstance(word, str) for word in value)
+    if key == "command":
+        return None if value and (isinstance(value, str) or texts) else "text, such as python train.py --epochs 90"
+    if key == "map":
+        pairs = isinstance(value, dict) and all(isinstance(part, str) for pair in value.items() for part in pair)
+        return None if pairs else "a mapping of KNOB:VALUE or KNOB to words, in quotes"
+    if key in _TEXTS:
+        return None if isinstance(value, str) else f"text, such as {_TEXTS[key]}"
+    if key == "scratch":
+        return None if isinstance(value, bool) else "true or false"
+    whole = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= LARGEST
+    return None if whole else "a whole number above 0"
+
+
+def _words(command: str | list[str], path: Path) -> list[str]:
+    if isinstance(command, list):
+        return command
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        raise UsageError(f"{path}: a quote is not closed in the command", advice="close it.") from None
+    if not words:
+        raise UsageError(f"{path}: command has no words", advice="write it as in a shell: python train.py.")
+    return words
+
+
+def with_script(typed: Mapping[str, Any], words: Sequence[str], path: Path | None) -> tuple[dict[str, Any], list[str]]:
+    """Return the options and the words of a command line, completed by a script's file. What is typed wins.
+
+    Args:
+        typed: values by option name, as the command line's parser returns them.
+
+    Raises:
+        UsageError: see `read_script`; or neither says what to run.
+    """
+    if path is None:
+        return dict(typed), list(words)
+    said = read_script(path)
+    words = list(words) or said.get("command", [])
+    if not words:
+        raise UsageError(f"{path} has no command", advice="write one into it, or behind --.")
+    found = dict(typed)
+    if "map" in found:
+        given = list(found["map"] or ())
+        knobs = {pair.partition("=")[0].partition(":")[0] for pair in given}
+        more = [f"{n}={text}" for n, text in said.get("map", {}).items() if n.partition(":")[0] not in knobs]
+        found["map"] = [*more, *given]
+    for name in KEYS[2:]:
+        if name in found and not found[name] and name in said:
+            found[name] = said[name]
+    return found, words
+
+
+def quoted(text: str) -> str:
+    """Return text as a quoted scalar, which YAML 1.1 and 1.2 read alike."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+# Options of commands: those of a search (`autotune.study.request`), and those that several commands share.
 
 #: What the shell offers for an option's value.
 _COMPLETIONS: dict[str, Callable[..., list[str]]] = {

@@ -1,21 +1,42 @@
-"""Output of commands: one JSON object on stdout, or a file."""
+"""What commands write."""
 
 from __future__ import annotations
 
+import codecs
+import contextlib
+import io
 import json
+import mmap
 import os
+import re
+import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import typer
 from rich.console import Console, RenderableType
 
-from autotune.base.errors import MachineError, UnknownNameError, UsageError
+from autotune.base.clock import SystemClock
+from autotune.base.errors import SIGNALS, AutotuneError, MachineError, NoVerdictError, UnknownNameError, UsageError
 from autotune.base.files import write_atomic
-from autotune.base.records import SCHEMA_VERSION
-from autotune.report.terminal import FILE_WIDTH
+from autotune.base.layout import StudyFiles, find_daemon
+from autotune.base.observer import Observer
+from autotune.base.records import SCHEMA_VERSION, StudySpec
+from autotune.launcher.elsewhere import Workers
+from autotune.profile import Profile
+from autotune.profile.store import Store
+from autotune.report import best_table
+from autotune.report.formats import FILE_WIDTH
+from autotune.report.panel import observer_for
+from autotune.search import Environment, SearchResult
+from autotune.search.request import Device
+from autotune.study.database import SharedStudy
+from autotune.study.tables import read_trials
+
+# Output of commands: one JSON object on stdout, or a file.
 
 
 def print_json(value: Any) -> None:
@@ -97,3 +118,147 @@ def write_output(output: Path, text: str) -> None:
     else:
         write_atomic(output, text)
     typer.echo(f"wrote {output}", err=True)
+
+
+# The standard streams of a command, made to work whatever the caller has connected to them.
+
+#: What stands for a character that a stream's encoding does not have. The blocks of a curve become their heights.
+_PLAIN = {
+    **{ord(character): str(height) for height, character in enumerate("▁▂▃▄▅▆▇█", 1)},
+    **{ord("×"): "x", ord("±"): "+-", ord("·"): "-", ord("…"): "...", ord("→"): "->", ord("–"): "-", ord("—"): "-"},
+    **{ord("✓"): "+", ord("✗"): "x", ord("─"): "-", ord("━"): "=", ord("│"): "|", ord("≥"): ">=", ord("≤"): "<="},
+}
+_STREAMS = {1: "stdout", 2: "stderr"}
+
+
+def prepare_streams() -> None:
+    """Replace the standard streams by ones that never end a command for a reason that is not its own.
+
+    A closed descriptor is opened on ``/dev/null``: otherwise the next file that is opened would get its number, and
+    what is printed. A reader that has left (``| head``) is sent nothing more. A character that the encoding does not
+    have is written as a similar one. A size that no terminal has is forgotten.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # The lowest free number is this one, because the lower ones are open.
+            os.open(os.devnull, os.O_RDWR)
+    for variable in ("COLUMNS", "LINES"):
+        # Shells set 0 where they do not know the size. rich takes it, and any other number, at its word.
+        if not re.fullmatch("[1-9][0-9]{0,3}", os.environ.get(variable, "1")):
+            del os.environ[variable]
+    codecs.register_error("autotune.plain", _plain)
+    for descriptor, name in _STREAMS.items():
+        setattr(sys, name, _stream(descriptor, getattr(sys, name)))
+
+
+def flush_streams() -> int:
+    """Write what is still buffered, and return an exit code: that of `MachineError` if stdout cannot be written."""
+    try:
+        sys.stdout.flush()
+    except MachineError as error:
+        sys.stderr.write(f"autotune: {error}.\n          {error.advice}\n")
+        return error.exit_code
+    return 0
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(_PLAIN.get(ord(c), "?") for c in error.object[error.start : error.end]), error.end
+
+
+class _Descriptor(io.FileIO):
+    """A descriptor that goes on as ``/dev/null`` after a failed write."""
+
+    def write(self, data: object) -> int:
+        try:
+            return super().write(data)  # type: ignore[arg-type]
+        except OSError as error:
+            descriptor = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(descriptor, self.fileno())
+            os.close(descriptor)
+            if isinstance(error, BrokenPipeError) or self.fileno() != 1:
+                return len(data)  # type: ignore[arg-type]
+            raise MachineError(
+                f"stdout cannot be written: {error.strerror}", advice="make room there, or send it elsewhere."
+            ) from error
+
+
+def _stream(descriptor: int, given: TextIO | None) -> TextIO:
+    binary = _Descriptor(descriptor, "w", closefd=False)
+    return io.TextIOWrapper(
+        io.BufferedWriter(binary),
+        encoding=given.encoding if given is not None else "utf-8",
+        errors="autotune.plain",
+        line_buffering=descriptor == 2 or binary.isatty(),
+    )
+
+
+# Code shared by the commands that run a search: signal handling, the environment, and the output at the end.
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[Callable[[], int | None]]:
+    """Record signals instead of dying of them; yield a function that returns the first one received, or ``None``.
+
+    Processes that are forked in this block have both in common with this one.
+    """
+    received = mmap.mmap(-1, 1)
+
+    def receive(number: int, _frame: object) -> None:
+        received[0] = received[0] or number
+
+    before = {number: signal.signal(number, receive) for number in SIGNALS}
+    try:
+        yield lambda: received[0] or None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def environment(stop: Callable[[], int | None]) -> Environment:
+    """Return the environment of a search on this machine, with a live panel if stderr is a terminal."""
+    observer: Observer = observer_for(sys.stderr.isatty(), SystemClock())
+    env = Environment.real(observer, stop)
+
+    def sharing(shared: SharedStudy, files: StudyFiles, spec: StudySpec, device: Device, mark: str) -> Workers:
+        # Imported when it is asked for: most searches are on one machine.
+        from autotune.cluster.database_workers import workers_of
+
+        return workers_of(shared, files, spec, device, mark, env.clock)
+
+    return replace(env, workers=_workers, sharing=sharing)
+
+
+def _workers(spec: StudySpec, mark: str) -> Workers:
+    # Imported when it is asked for: most searches have no cluster.
+    from autotune.cluster.ray_workers import RayWorkers
+
+    return RayWorkers(spec, mark)
+
+
+def end_search(found: SearchResult, *, as_json: bool) -> None:
+    """Add the profile of a finished search to the profile store, and print the outcome.
+
+    Raises:
+        typer.Exit: there is no verdict.
+    """
+    profile = found.profile
+    if profile is not None and found.outcome.evidence is None:
+        _keep_profile(profile)
+    if as_json:
+        print_json(found.outcome.model_dump(mode="json"))
+    else:
+        print_rich(best_table(found.outcome, read_trials(found.files), Path.cwd()))
+    if profile is None:
+        raise typer.Exit(NoVerdictError.exit_code)
+
+
+def _keep_profile(profile: Profile) -> None:
+    """Add the profile to the store that `autotune profiles` and ``load_profile(model=…)`` read."""
+    try:
+        Store(find_daemon().profiles).keep(profile)
+    except AutotuneError as error:
+        # The search is finished, and its profile is in the study's folder in any case.
+        typer.echo(f"autotune: the profile is not kept with the others: {error}", err=True)

@@ -12,21 +12,18 @@ import typer
 from rich.table import Column
 from typer.core import TyperGroup
 
-from autotune.cli.daemon_client import StateDir
-from autotune.cli.matrix import ENDINGS, Asked, cells_of
-from autotune.cli.matrix_file import Cell
+from autotune.base.errors import UsageError
+from autotune.base.layout import find_daemon
+from autotune.base.records import SCHEMA_VERSION, Fingerprint
+from autotune.cli.daemon import StateDir
+from autotune.cli.matrix import ENDINGS, Asked, Cell, cells_of
 from autotune.cli.options import Json, refuse_group_options
 from autotune.cli.output import print_json, print_rich
-from autotune.base.errors import UsageError
+from autotune.profile import dump, store
+from autotune.profile.store import Exchanged, Row, Slot, Store, look_here
+from autotune.report.document import FittingTable, Line
+from autotune.report.listing import GridCell, GridTable, ProfileGrid, gain_text, grid_of, stale_text
 from autotune.space.formatting import count, model_name, rate_text
-from autotune.base.layout import find_daemon
-from autotune.profile import dump, sharing
-from autotune.profile.here import Row, look_here
-from autotune.profile.sharing import Exchanged
-from autotune.profile.store import Slot, Store
-from autotune.base.records import SCHEMA_VERSION, Fingerprint
-from autotune.report.lines import FittingTable, Line
-from autotune.report.profiles import GridCell, GridTable, ProfileGrid, gain_text, grid_of, stale_text
 
 
 class TakesMatrix(TyperGroup):
@@ -178,14 +175,14 @@ Url = Annotated[str, typer.Argument(help="A folder, or s3://bucket/folder and th
 @app.command()
 def push(url: Url, state_dir: StateDir = None, as_json: Json = False) -> None:
     """Copy the profiles in force to a folder or an object store that other machines reach."""
-    _print_exchanged(sharing.push(Store(find_daemon(state_dir).profiles), url), as_json=as_json)
+    _print_exchanged(store.push(Store(find_daemon(state_dir).profiles), url), as_json=as_json)
 
 
 @app.command()
 def pull(url: Url, state_dir: StateDir = None, as_json: Json = False) -> None:
     """Take over profiles from there; `load_profile(model=…)` picks the one of the machine it runs on."""
     said: list[str] = []
-    found = sharing.pull(Store(find_daemon(state_dir).profiles), url, look_here(), said.append)
+    found = store.pull(Store(find_daemon(state_dir).profiles), url, look_here(), said.append)
     for sentence in said:
         typer.echo(f"warning: {sentence}", err=True)
     _print_exchanged(found, as_json=as_json)

@@ -7,17 +7,16 @@ from pathlib import Path
 
 from rich.table import Column
 
-from autotune.cli.output import print_json, print_rich
-from autotune.cli.running import stop_signals
 from autotune.base.errors import UsageError
-from autotune.space.formatting import interval_text, rate_text, ratio_text, trial_rate_text
-from autotune.knobs import spell
 from autotune.base.records import StudySpec, Value
+from autotune.cli.output import print_json, print_rich, stop_signals
+from autotune.knobs import spell
+from autotune.report.document import FittingTable, Line
 from autotune.search.replay import Surface, read_surface
 from autotune.search.replay.run import Replayed, recorded_best, replay_request, replayed_json
-from autotune.report.lines import FittingTable, Line
 from autotune.space import Space
-from autotune.study.options import OPTIONS
+from autotune.space.formatting import interval_text, rate_text, ratio_text, trial_rate_text
+from autotune.study.request import OPTIONS
 
 
 def refuse_beside_replay(typed: Mapping[str, object], *, names: Collection[str] = ()) -> None:

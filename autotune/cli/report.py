@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from autotune.cli.options import Json, StudiesDir, Study, study_of, typer_option
-from autotune.cli.output import format_of, print_bytes, print_rich, text_width, write_output
 from autotune.base.errors import UsageError
 from autotune.base.layout import DEFAULT_STUDIES
+from autotune.cli.options import Json, StudiesDir, Study, study_of, typer_option
+from autotune.cli.output import format_of, print_bytes, print_rich, text_width, write_output
 from autotune.report import (
     Material,
     read_material,
@@ -26,7 +26,7 @@ from autotune.report import (
 )
 from autotune.search import NEWEST, load_outcome
 from autotune.search.study_folders import study_argument
-from autotune.study.options import option
+from autotune.study.request import option
 
 #: Function that renders each format as text. A pull request's is the short report, as Markdown.
 _RENDERERS = {"terminal": to_text, "markdown": to_markdown, "pr": to_markdown, "html": to_html}

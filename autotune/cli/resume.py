@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli.options import Json, NoInput, StudiesDir, Study, study_of
-from autotune.cli.running import end_search, environment, stop_signals
 from autotune.base.errors import UsageError
 from autotune.base.layout import DEFAULT_STUDIES
 from autotune.base.parsing import duration_s
+from autotune.cli.options import Json, NoInput, StudiesDir, Study, study_of
+from autotune.cli.output import end_search, environment, stop_signals
 from autotune.search import NEWEST
 from autotune.search import fork as fork_study
 from autotune.search import resume as resume_study

@@ -12,26 +12,34 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli.options import Map, ScriptFile, study_of
-from autotune.cli.script_file import with_script
-from autotune.cli.streams import flush_streams
-from autotune.launcher.entering import check_flags, entered, places, plan, question, refuse_deaf, set_by, told_values, words_of
 from autotune.base.errors import UsageError
 from autotune.base.files import write_atomic
-from autotune.knobs import KNOBS, spell
 from autotune.base.layout import DEFAULT_STUDIES, LaunchFiles
-from autotune.machine.host import read_host
 from autotune.base.parsing import duration_s
-from autotune.profile import Profile, read
 from autotune.base.records import CommandRef, LiveSpec
+from autotune.cli.options import Map, ScriptFile, study_of, with_script
+from autotune.cli.output import flush_streams
+from autotune.knobs import KNOBS, spell
+from autotune.launcher.entering import (
+    check_flags,
+    entered,
+    places,
+    plan,
+    question,
+    refuse_deaf,
+    set_by,
+    told_values,
+    words_of,
+)
+from autotune.machine.host import read_host
+from autotune.profile import Profile, read
 from autotune.search import NEWEST, load_outcome
-from autotune.search.other_trial import profile_from
+from autotune.search.ranking import profile_from
 from autotune.search.request import require_linux
-from autotune.search.script import command_name, command_ref
-from autotune.search.script_cards import unlike_the_search
+from autotune.search.script import command_name, command_ref, unlike_the_search
 from autotune.search.study_folders import numbered_folder
 from autotune.space import too_large
-from autotune.study.options import option
+from autotune.study.request import option
 
 #: All that follows the first word of the command is the command's own.
 TAKES_COMMAND = {"allow_interspersed_args": False}

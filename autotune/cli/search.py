@@ -1,18 +1,186 @@
-"""``autotune search``: search for the fastest way to train a model on this machine."""
+"""`autotune search`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from autotune.cli.dry_run import print_dry_run
+from rich.table import Column
+
+from autotune.base.layout import StudyFiles
+from autotune.base.observer import Observer
+from autotune.base.records import SCHEMA_VERSION, Beat, Config, Outcome, StudyHeat, StudySpec, Trial
+from autotune.base.tracking import TrackedRun, Tracker, Tracking, check
 from autotune.cli.options import Command, Json, NoInput, Track, make_spec, search_options
+from autotune.cli.output import end_search, environment, print_json, print_rich, stop_signals
 from autotune.cli.replay import search_surface
-from autotune.cli.running import end_search, environment, stop_signals
-from autotune.cli.tracked_search import tracked_search
+from autotune.knobs import spell
+from autotune.report.document import FittingTable, Line
+from autotune.search import DryRun, preview
 from autotune.search import search as search_study
-from autotune.study.options import OPTIONS
+from autotune.space.formatting import settings
+from autotune.study.request import OPTIONS
+
+# ``autotune search --track``: a study as one run in experiment trackers, with a step for each trial.
+
+
+class TrackedSearch:
+    """Hands a search's events on to its observer, and tells trackers of trials and outcome.
+
+    Args:
+        studies: the folder of the studies.
+    """
+
+    def __init__(self, observer: Observer, trackers: Sequence[type[Tracker]], studies: Path) -> None:
+        self._observer = observer
+        self._studies = studies
+        self._spec: StudySpec | None = None
+        self._tracking = Tracking(trackers, self._run, observer.says)
+
+    def begins(self, spec: StudySpec, headline: str) -> None:
+        self._spec = spec
+        self._observer.begins(spec, headline)
+
+    def says(self, sentence: str) -> None:
+        self._observer.says(sentence)
+
+    def data_progress(self, done: int, total: int) -> None:
+        self._observer.data_progress(done, total)
+
+    def launch_begins(self, title: str, config: Config) -> None:
+        self._observer.launch_begins(title, config)
+
+    def heat_begins(self, title: str, entrants: Sequence[Config]) -> None:
+        self._observer.heat_begins(title, entrants)
+
+    def beat(self, beat: Beat) -> None:
+        self._observer.beat(beat)
+
+    def trial_ends(self, trial: Trial) -> None:
+        self._observer.trial_ends(trial)
+        self._tracking.log(trial.number, {"samples_per_second": trial.rate_per_s, "score": trial.score})
+        told = f"{trial.result.status}: {settings(trial.config)}"
+        self._tracking.tell(trial.number, f"trial/{trial.number:05d}", told)
+
+    def heat_ends(self, heat: StudyHeat) -> None:
+        self._observer.heat_ends(heat)
+
+    def clock(self, spent_s: float, budget_s: float) -> None:
+        self._observer.clock(spent_s, budget_s)
+
+    def ends(self) -> None:
+        self._observer.ends()
+
+    def concludes(self, outcome: Outcome) -> None:
+        """Tell the outcome of the search, which is over."""
+        best, step = outcome.best, sum(outcome.trials.values())
+        rates = {"best_samples_per_second": best.samples_per_second, "speedup": best.speedup}
+        self._tracking.log(step, {**rates, "baseline_samples_per_second": outcome.baseline.samples_per_second})
+        self._tracking.tell(step, "outcome", f"{outcome.found}: {settings(best.config)}; {outcome.stopped}")
+
+    def end(self, *, failed: bool) -> None:
+        """End the run in the trackers."""
+        self._tracking.end(failed=failed)
+
+    def _run(self) -> TrackedRun:
+        spec = self._spec
+        assert spec is not None
+        asked: dict[str, str | float] = {
+            "objective": spec.objective,
+            "budget_s": spec.budget_s,
+            "device": spec.device,
+            "data": spec.data,
+        }
+        return TrackedRun(
+            project=Path(spec.model).stem,
+            name=spec.name,
+            key=spec.mark,
+            parameters={**asked, "sampler": spec.sampler, "seed": spec.seed},
+            folder=StudyFiles(self._studies / spec.name).folder,
+        )
+
+
+@contextlib.contextmanager
+def tracked_search(observer: Observer, names: Sequence[str], studies: Path) -> Iterator[TrackedSearch]:
+    """Yield an observer that tells trackers of a search, and end its run with the block.
+
+    Raises:
+        UnknownNameError, UsageError: see `autotune.base.tracking.check`.
+    """
+    tracked = TrackedSearch(observer, check(names), studies)
+    try:
+        yield tracked
+    except BaseException:
+        tracked.end(failed=True)
+        raise
+    tracked.end(failed=False)
+
+
+# ``autotune search --dry-run``: the first trials of a search and its expected duration, without running it.
+
+
+def print_dry_run(spec: StudySpec, *, as_json: bool) -> None:
+    """Probe the workload and print what a search would do."""
+    with stop_signals() as stop, tempfile.TemporaryDirectory(prefix="autotune-dry-run-") as folder:
+        found = preview(spec, environment(stop), Path(folder))
+    if as_json:
+        print_json(_as_json(spec, found))
+    else:
+        _print(spec, found)
+
+
+def _as_json(spec: StudySpec, found: DryRun) -> dict[str, object]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "sampler": spec.sampler,
+        "configurations": found.size,
+        "counted": found.exact,
+        "search_s": found.search_s,
+        "trial_s": found.trial_s,
+        "baseline": dict(found.space.baseline),
+        "first": [
+            {"config": p.config, "expected_speedup": p.predicted.rate_per_s, "seconds": p.predicted.seconds}
+            for p in found.first
+        ],
+    }
+
+
+def _print(spec: StudySpec, found: DryRun) -> None:
+    def say(text: str) -> None:
+        print_rich(Line(text))
+
+    about = "" if found.exact else "about "
+    say(f"{about}{found.size:,} legal configurations of {len(found.space.choices)} knobs.".capitalize())
+    say(
+        f"Searching may take {found.search_s:.0f} s of the budget of {spec.budget_s:.0f} s: about "
+        f"{found.search_s / found.trial_s:.0f} trials of {found.trial_s:.0f} s each, fewer that compile. The rest "
+        f"proves what was found."
+    )
+    say("First the baseline: " + " ".join(f"{n}={spell(v)}" for n, v in found.space.baseline.items()))
+    if not found.first:
+        say(f"Then what {spec.sampler} proposes.")
+        return
+    say("Then what won in earlier studies beside it; then, if each comes out as in most trainings:")
+    table = FittingTable(
+        Column("", no_wrap=True),
+        Column("changed from the baseline", overflow="fold"),
+        Column("expected", no_wrap=True),
+        Column("takes", no_wrap=True),
+        box=None,
+        pad_edge=False,
+    )
+    baseline = found.space.baseline
+    for number, one in enumerate(found.first, 1):
+        changed = " ".join(f"{n}={spell(v)}" for n, v in one.config.items() if baseline.get(n) != v)
+        table.add_row(str(number), changed, f"{one.predicted.rate_per_s:.2f}×", f"{one.predicted.seconds:.0f} s")
+    print_rich(table)
+
+
+# ``autotune search``: search for the fastest way to train a model on this machine.
 
 
 @search_options(OPTIONS)

@@ -9,16 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
-from autotune.cli.options import Json, StudiesDir, Study, study_of
-from autotune.cli.output import print_bytes, print_json, print_rich
 from autotune.base.errors import UsageError
-from autotune.knobs import spell
 from autotune.base.layout import DEFAULT_STUDIES, StudyFiles
 from autotune.base.records import SCHEMA_VERSION, Trial
+from autotune.cli.options import Json, StudiesDir, Study, study_of
+from autotune.cli.output import print_bytes, print_json, print_rich
+from autotune.knobs import spell
 from autotune.report import heat_table, trials_table
 from autotune.search import NEWEST
-from autotune.study.launch_files import read_launch
-from autotune.study.reading import read_heats, read_trials
+from autotune.study.history import read_launch
+from autotune.study.tables import read_heats, read_trials
 
 #: The columns of ``--csv`` before those of the knobs, which are in docs/json.md.
 FIGURES = (

@@ -8,14 +8,14 @@ from pathlib import Path
 import typer
 from rich.console import Group
 
-from autotune.cli.output import print_json, print_rich
 from autotune.base.clock import Clock
-from autotune.cluster.slurm_queue import PREFIX, SlurmJob, SlurmQueue
 from autotune.base.errors import MachineError, UsageError
-from autotune.space.formatting import one_line
 from autotune.base.layout import find_daemon
 from autotune.base.records import ENDED, JobState
-from autotune.report.lines import pairs
+from autotune.cli.output import print_json, print_rich
+from autotune.cluster.slurm_queue import PREFIX, SlurmJob, SlurmQueue
+from autotune.report.document import pairs
+from autotune.space.formatting import one_line
 
 #: Shortest and longest interval in seconds at which `wait` asks Slurm, whose controller has other things to do. In
 #: between, it asks after a tenth of the time that it has waited.

@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.cli.options import Command, Json, make_spec, search_options
-from autotune.cli.output import print_json, print_rich
-from autotune.cli.running import environment, stop_signals
-from autotune.knobs import KNOBS
 from autotune.base.records import SCHEMA_VERSION
+from autotune.cli.options import Command, Json, make_spec, search_options
+from autotune.cli.output import environment, print_json, print_rich, stop_signals
+from autotune.knobs import KNOBS
 from autotune.report import space_table
 from autotune.search import make_space
-from autotune.study.options import OPTIONS
+from autotune.study.request import OPTIONS
 
 
 @search_options([option for option in OPTIONS if option.space])

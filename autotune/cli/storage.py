@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli.options import Json
-from autotune.cli.output import print_json
 from autotune.base.errors import UsageError
-from autotune.space.formatting import count
 from autotune.base.layout import STORAGE_URL
 from autotune.base.records import SCHEMA_VERSION
-from autotune.study.shared import SharedDatabase
+from autotune.cli.options import Json
+from autotune.cli.output import print_json
+from autotune.space.formatting import count
+from autotune.study.database import SharedDatabase
 from autotune.study.storage_url import typed_address, url_of_environment, with_credentials
 
 Storage = Annotated[

@@ -6,16 +6,16 @@ import contextlib
 
 import typer
 
-from autotune.cli.options import Json, StudiesDir
-from autotune.cli.output import print_json, print_rich
 from autotune.base.errors import AutotuneError, MachineError
 from autotune.base.layout import DEFAULT_STUDIES, StudyFiles
 from autotune.base.records import SCHEMA_VERSION, Finding
+from autotune.cli.options import Json, StudiesDir
+from autotune.cli.output import print_json, print_rich
 from autotune.report import StudyRow, studies_table
 from autotune.search import load_outcome
-from autotune.study.failure import read_failure
-from autotune.study.reading import read_trials
+from autotune.study.loop import read_failure
 from autotune.study.request import read_request
+from autotune.study.tables import read_trials
 
 
 def studies(studies_dir: StudiesDir = DEFAULT_STUDIES, as_json: Json = False) -> None:

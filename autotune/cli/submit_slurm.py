@@ -8,15 +8,14 @@ from typing import Any
 
 import typer
 
+from autotune.base.errors import AutotuneError, UnknownNameError, UsageError
+from autotune.base.layout import find_daemon
+from autotune.base.records import SCHEMA_VERSION, JobRequest
 from autotune.cli.options import was_typed
 from autotune.cli.output import print_json
 from autotune.cli.workload_check import unchecked_workloads
 from autotune.cluster.slurm_commands import require_sbatch
-from autotune.cluster.slurm_queue import SlurmQueue
-from autotune.cluster.slurm_request import Allocation, allocation
-from autotune.base.errors import AutotuneError, UnknownNameError, UsageError
-from autotune.base.layout import find_daemon
-from autotune.base.records import SCHEMA_VERSION, JobRequest
+from autotune.cluster.slurm_queue import Allocation, SlurmQueue, allocation
 
 QUEUES = ("daemon", "slurm")
 #: Options of `submit` that only Slurm understands.

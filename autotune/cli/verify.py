@@ -9,17 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
-from autotune.cli.options import AllowBusy, Args, Command, Json, Map, ScriptFile, typer_option
-from autotune.cli.output import print_json
-from autotune.cli.running import environment, stop_signals
-from autotune.cli.script_file import with_script
 from autotune.base.errors import NoVerdictError
-from autotune.space.formatting import count, interval_text, rate_text, ratio_text
-from autotune.profile import Profile, read, warnings_for
 from autotune.base.records import SCHEMA_VERSION, CommandRef
+from autotune.cli.options import AllowBusy, Args, Command, Json, Map, ScriptFile, typer_option, with_script
+from autotune.cli.output import environment, print_json, stop_signals
+from autotune.profile import Profile, read, warnings_for
 from autotune.search.recheck import AT_LEAST, Recheck, recheck, request_for
+from autotune.space.formatting import count, interval_text, rate_text, ratio_text
 from autotune.stats import Rate
-from autotune.study.options import option
+from autotune.study.request import option
 
 #: Exit code if the promise is not kept.
 BROKEN = 1

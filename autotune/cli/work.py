@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli.running import stop_signals
-from autotune.cli.storage import Storage, address_of
 from autotune.base.clock import SystemClock
+from autotune.cli.output import stop_signals
+from autotune.cli.storage import Storage, address_of
 from autotune.launcher.workplace import folder_of_worker
-from autotune.study.shared import SharedDatabase
+from autotune.study.database import SharedDatabase
 from autotune.study.storage_url import with_credentials
 
 
@@ -24,7 +24,7 @@ def command(
 ) -> None:
     """Work on a study whose search runs on another, equal machine, until it is done."""
     # Imported on first use, because it imports SQLAlchemy.
-    from autotune.cluster.at_work import work
+    from autotune.cluster.database_workers import work
 
     with (
         contextlib.closing(SharedDatabase(with_credentials(address_of(storage)), make=False, keep=True)) as database,

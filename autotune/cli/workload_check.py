@@ -11,9 +11,9 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 
-from autotune.workload.catalog import find_workload
 from autotune.base.errors import WorkloadError, by_exit_code
 from autotune.base.records import JobRequest, WorkloadRef
+from autotune.workload.catalog import find_workload
 
 #: A check is given up after this many seconds. Most of a usual one is the import of torch.
 LIMIT_S = 60.0

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.cluster.slurm_commands import is_running
 from autotune.base.errors import INTERRUPTED, SIGNALS, AutotuneError, NoVerdictError
 from autotune.base.files import exclusive_lock
 from autotune.base.layout import StudyFiles
+from autotune.cluster.slurm_commands import is_running
 
 #: The signal that submitit asks Slurm for, and handles.
 WARNING = signal.SIGUSR2

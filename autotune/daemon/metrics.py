@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autotune.daemon.devices import DeviceState
 from autotune.base.records import JobState
+from autotune.daemon.devices import DeviceState
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import subprocess
 import sys
 
 from autotune.base.clock import Clock
+from autotune.base.records import SCHEMA_VERSION, Job
 from autotune.daemon.children import NOTICE, Children
 from autotune.daemon.web.address import TOKEN
-from autotune.base.records import SCHEMA_VERSION, Job
 
 #: A notice is killed after this time.
 LIMIT_S = 60.0

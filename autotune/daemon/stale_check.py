@@ -10,8 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from autotune.profile.here import look_here, stale_rows
-from autotune.profile.store import Store, rematch_baseline
+from autotune.profile.store import Store, look_here, rematch_baseline, stale_rows
 
 
 def main(arguments: list[str]) -> int:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from autotune.base.clock import Clock, timestamp
+from autotune.base.records import Done, Job, JobRequest
 from autotune.daemon.children import Children
 from autotune.daemon.queue import Queue
-from autotune.base.records import Done, Job, JobRequest
 
 log = logging.getLogger(__name__)
 

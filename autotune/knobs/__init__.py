@@ -11,9 +11,20 @@ import pkgutil
 from collections.abc import Mapping
 from importlib import import_module
 
-from autotune.knobs.knob import Knob, answer_to, spell
-from autotune.knobs.terms import Expected, Maths, OwnOption, Part, Refusal, Scope, SiteFacts, StepPlan
 from autotune.base.records import Value
+from autotune.knobs.knob import (
+    Expected,
+    Knob,
+    Maths,
+    OwnOption,
+    Part,
+    Refusal,
+    Scope,
+    SiteFacts,
+    StepPlan,
+    answer_to,
+    spell,
+)
 
 __all__ = [
     "KNOBS",

@@ -23,9 +23,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.knobs.knob import Knob
-from autotune.knobs.terms import NEEDS_CUDA, Door, Expected, Refusal, Scope, SiteFacts
 from autotune.base.records import Value
+from autotune.knobs.knob import NEEDS_CUDA, Door, Expected, Knob, Refusal, Scope, SiteFacts
 
 #: PyTorch 2.9 renamed the variable. If both are set, the first is in force.
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")

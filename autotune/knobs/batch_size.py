@@ -14,9 +14,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.knobs.knob import Knob, doubled
-from autotune.knobs.terms import Door, Expected, Maths, OwnOption, Scope, SiteFacts
 from autotune.base.records import Value
+from autotune.knobs.knob import Door, Expected, Knob, Maths, OwnOption, Scope, SiteFacts, doubled
 
 #: The largest batch considered, as a multiple of the baseline's. On a CPU more than 4 gains nothing, and each step
 #: takes seconds. On a GPU, memory is the limit, but what is above 16 is tried only if the values below it pay.

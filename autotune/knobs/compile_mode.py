@@ -20,9 +20,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from autotune.knobs.knob import Knob
-from autotune.knobs.terms import Door, Expected, Maths, OwnOption, Refusal, Scope, SiteFacts, StepPlan
 from autotune.base.records import Config, HeatEntrant, Phase, TrialResult, Value
+from autotune.knobs.knob import Door, Expected, Knob, Maths, OwnOption, Refusal, Scope, SiteFacts, StepPlan
 
 if TYPE_CHECKING:
     import torch

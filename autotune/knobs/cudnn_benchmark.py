@@ -19,9 +19,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.knobs.knob import Knob
-from autotune.knobs.terms import NEEDS_CUDA, Door, Expected, Maths, OwnOption, Refusal, Scope
 from autotune.base.records import Value
+from autotune.knobs.knob import NEEDS_CUDA, Door, Expected, Knob, Maths, OwnOption, Refusal, Scope
 
 
 class CudnnBenchmark(Knob):

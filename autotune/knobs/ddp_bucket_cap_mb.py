@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.knobs.knob import Knob
-from autotune.knobs.terms import NO_EXCHANGE, Expected, Maths, Scope
 from autotune.base.records import Value
+from autotune.knobs.knob import NO_EXCHANGE, Expected, Knob, Maths, Scope
 
 
 class DdpBucketCapMb(Knob):

@@ -15,9 +15,8 @@ Source: https://docs.pytorch.org/docs/stable/notes/randomness.html
 
 from __future__ import annotations
 
-from autotune.knobs.knob import Knob
-from autotune.knobs.terms import Expected, Maths, Refusal, Scope
 from autotune.base.records import Value
+from autotune.knobs.knob import Expected, Knob, Maths, Refusal, Scope
 
 
 class Deterministic(Knob):

@@ -15,9 +15,8 @@ Source: https://docs.pytorch.org/docs/stable/notes/amp_examples.html#gradient-ac
 
 from __future__ import annotations
 
-from autotune.knobs.knob import Knob, doubled
-from autotune.knobs.terms import Expected, Maths, Refusal, Scope, SiteFacts, StepPlan
 from autotune.base.records import Config, Value
+from autotune.knobs.knob import Expected, Knob, Maths, Refusal, Scope, SiteFacts, StepPlan, doubled
 
 
 class GradientAccumulation(Knob):

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.knobs.knob import Knob
-from autotune.knobs.terms import NO_EXCHANGE, Expected, Scope
 from autotune.base.records import Value
+from autotune.knobs.knob import NO_EXCHANGE, Expected, Knob, Scope
 
 
 class GradientAsBucketView(Knob):

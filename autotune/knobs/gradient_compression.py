@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from autotune.knobs.knob import Knob
-from autotune.knobs.terms import NO_EXCHANGE, Expected, Maths, Refusal, Scope
 from autotune.base.records import Value
+from autotune.knobs.knob import NO_EXCHANGE, Expected, Knob, Maths, Refusal, Scope
 
 if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel

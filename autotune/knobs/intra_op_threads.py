@@ -13,9 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from autotune.knobs.knob import Knob, doubled
-from autotune.knobs.terms import Door, Expected, Refusal, Scope, SiteFacts
 from autotune.base.records import Value
+from autotune.knobs.knob import Door, Expected, Knob, Refusal, Scope, SiteFacts, doubled
 
 if TYPE_CHECKING:
     import torch

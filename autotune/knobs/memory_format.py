@@ -18,9 +18,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from autotune.agent.site.autotune_agent import applying
-from autotune.knobs.knob import Knob
-from autotune.knobs.terms import Door, Expected, Maths, OwnOption, Refusal, Scope, StepPlan
 from autotune.base.records import Value
+from autotune.knobs.knob import Door, Expected, Knob, Maths, OwnOption, Refusal, Scope, StepPlan
 
 if TYPE_CHECKING:
     import torch

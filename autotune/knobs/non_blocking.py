@@ -11,9 +11,8 @@ Source: https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html
 
 from __future__ import annotations
 
-from autotune.knobs.knob import Knob
-from autotune.knobs.terms import NEEDS_CUDA, Expected, Refusal, Scope, StepPlan
 from autotune.base.records import Value
+from autotune.knobs.knob import NEEDS_CUDA, Expected, Knob, Refusal, Scope, StepPlan
 
 
 class NonBlocking(Knob):

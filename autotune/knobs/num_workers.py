@@ -16,9 +16,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.knobs.knob import Knob, doubled
-from autotune.knobs.terms import Expected, OwnOption, Scope, SiteFacts
 from autotune.base.records import Config, Host, Value
+from autotune.knobs.knob import Expected, Knob, OwnOption, Scope, SiteFacts, doubled
 
 #: The largest number considered: `PER_CORE` workers for each allowed core, but at least `AT_LEAST` and at most
 #: `AT_MOST` in all. Hundreds take minutes to start, and no training waits for that many.

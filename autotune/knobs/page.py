@@ -8,8 +8,7 @@ import textwrap
 from importlib import import_module
 
 from autotune.knobs import KNOBS
-from autotune.knobs.knob import Knob, spell
-from autotune.knobs.terms import Effects, Expected, Maths, Refusal
+from autotune.knobs.knob import Effects, Expected, Knob, Maths, Refusal, spell
 
 _HEAD = """\
 # Knobs

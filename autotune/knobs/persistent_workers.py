@@ -15,9 +15,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.knobs.knob import Knob
-from autotune.knobs.terms import Expected, OwnOption, Scope
 from autotune.base.records import Value
+from autotune.knobs.knob import Expected, Knob, OwnOption, Scope
 
 
 class PersistentWorkers(Knob):

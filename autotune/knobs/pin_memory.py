@@ -14,9 +14,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.knobs.knob import Knob
-from autotune.knobs.terms import NEEDS_CUDA, Expected, OwnOption, Scope, StepPlan
 from autotune.base.records import Value
+from autotune.knobs.knob import NEEDS_CUDA, Expected, Knob, OwnOption, Scope, StepPlan
 
 
 class PinMemory(Knob):

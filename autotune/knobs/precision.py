@@ -23,9 +23,8 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from autotune.knobs.knob import Knob
-from autotune.knobs.terms import NEEDS_CUDA, Door, Expected, Maths, OwnOption, Refusal, Scope, StepPlan
 from autotune.base.records import Value
+from autotune.knobs.knob import NEEDS_CUDA, Door, Expected, Knob, Maths, OwnOption, Refusal, Scope, StepPlan
 
 if TYPE_CHECKING:
     import torch

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.knobs.knob import Knob
-from autotune.knobs.terms import Expected, OwnOption, Scope, SiteFacts
 from autotune.base.records import Config, Value
+from autotune.knobs.knob import Expected, Knob, OwnOption, Scope, SiteFacts
 
 
 class PrefetchFactor(Knob):

@@ -14,17 +14,22 @@ from typing import Protocol
 from autotune.base.clock import SystemClock
 from autotune.base.errors import MachineError
 from autotune.base.files import FREE_SOME_SPACE, write_atomic
-from autotune.launcher.folder import make_way, open_folder
-from autotune.launcher.fork_client import Exit, Template, TemplateLost
-from autotune.launcher.leftovers import remove_leftovers
-from autotune.launcher.quiet import Quiet, Stopped, cards_of, stopped_waiting
-from autotune.launcher.survivors import LAUNCHER_MARK, STUDY_MARK, end_survivors
-from autotune.launcher.verdict import lacked_room, verdict
-from autotune.launcher.watch import Watch
 from autotune.base.layout import LaunchFiles
+from autotune.base.records import Beat, TrialResult, TrialSpec
+from autotune.launcher.fork_client import Exit, Template, TemplateLost
+from autotune.launcher.quiet import Quiet, Stopped, cards_of, stopped_waiting
+from autotune.launcher.verdict import lacked_room, verdict
+from autotune.launcher.watch import (
+    LAUNCHER_MARK,
+    STUDY_MARK,
+    Watch,
+    end_survivors,
+    make_way,
+    open_folder,
+    remove_leftovers,
+)
 from autotune.machine import gpu
 from autotune.machine.host import oom_kill_count
-from autotune.base.records import Beat, TrialResult, TrialSpec
 
 __all__ = ["STUDY_MARK", "Launcher", "ProcessLauncher", "end_survivors"]
 

@@ -1,12 +1,10 @@
-"""Launches on other machines: lanes whose launches are run by workers that come and go.
-
-The search stays where it was asked for. A launch whose worker is lost is sent to another one, under its own name, and
-what the lost one might still report is dropped, so that nothing is lost and nothing counts twice.
-"""
+"""Launches on other machines."""
 
 from __future__ import annotations
 
+import contextlib
 import uuid
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,22 +13,146 @@ from pathlib import Path
 from autotune.base.clock import SystemClock, VirtualClock
 from autotune.base.errors import MachineError
 from autotune.base.files import write_atomic
-from autotune.launcher.errands import ErrandEnd, WorkerFacts
-from autotune.launcher.folder import make_way, open_folder
+from autotune.base.layout import LaunchFiles, StudyFiles
+from autotune.base.records import ATTEMPTS, Beat, Fingerprint, LaunchKind, TrialResult, TrialSpec, TrialStatus
+from autotune.launcher.errands import Errand, ErrandEnd, WorkerFacts
 from autotune.launcher.fork_client import LOOK_S
 from autotune.launcher.lanes import Lanes, OnBeat, Stop
-from autotune.launcher.packing import packed
-from autotune.launcher.workers import Arrived, Gone, News, Reported, Said, Workers
-from autotune.launcher.yardstick import Yardstick
-from autotune.base.layout import LaunchFiles, StudyFiles
-from autotune.base.records import (
-    ATTEMPTS,
-    Fingerprint,
-    LaunchKind,
-    TrialResult,
-    TrialSpec,
-    TrialStatus,
-)
+from autotune.launcher.quiet import Yardstick
+from autotune.launcher.watch import make_way, open_folder
+from autotune.workload.catalog import source_files
+
+# What a search asks of workers on other machines, and what they report.
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A worker can be given errands."""
+
+    worker: str
+    facts: WorkerFacts
+
+
+@dataclass(frozen=True)
+class Gone:
+    """A worker is lost, with all that it was doing. ``why``: a clause, such as "its node died"."""
+
+    worker: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Reported:
+    """The launch of a worker's errand reports progress."""
+
+    worker: str
+    errand: str
+    beat: Beat
+
+
+@dataclass(frozen=True)
+class Said:
+    """A worker has something to tell the user, if only why it cannot arrive."""
+
+    worker: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Returned:
+    """A worker has ended an errand, and can be given the next."""
+
+    worker: str
+    end: ErrandEnd
+
+
+News = Arrived | Gone | Reported | Said | Returned
+
+
+class Workers(ABC):
+    """Workers on other machines. All calls are made in the search's own thread, and none of them raises for a worker
+    that is lost: that is news.
+
+    Attributes:
+        count: how many are expected at a time; may change with the news.
+        what: names them all for people, such as "the Ray cluster at ray://head:10001".
+    """
+
+    count: int
+    what: str
+
+    @abstractmethod
+    def news(self, wait_s: float) -> list[News]:
+        """Return what has happened since the last call, in order; wait for something so long at most.
+
+        Raises:
+            MachineError: no worker can be reached any more, and none will come.
+        """
+
+    @abstractmethod
+    def send(self, worker: str, errand: Errand) -> None:
+        """Give a worker an errand. It has one at a time."""
+
+    @abstractmethod
+    def recall(self, worker: str) -> None:
+        """Ask a worker to end its errand, which then ends as interrupted."""
+
+    @abstractmethod
+    def dismiss(self, worker: str, *, keep_away: bool) -> None:
+        """Use a worker no more, and end what it runs. It sends no more news.
+
+        Args:
+            keep_away: its machine is not fit for this search, so no other worker is wanted there.
+        """
+
+    def explain(self, worker: str, why: str) -> None:  # noqa: B027
+        """Tell a worker why it is going to be dismissed for good, for those who look there. Need not do anything."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Dismiss all, and release what is kept. May be called twice."""
+
+
+# Packs a launch for a worker: with its code, and with the launch that makes what it starts from.
+
+
+def packed(name: str, spec: TrialSpec, study: Path) -> Errand:
+    """Return a launch as an errand.
+
+    Args:
+        name: see `Errand`.
+        study: the study's folder.
+    """
+    path = spec.workload.path
+    script = None if spec.command is None else path
+    return Errand(
+        name=name,
+        study=str(study),
+        spec=spec,
+        code=source_files(Path(path)) if spec.command is None and path is not None else {},
+        script=script,
+        script_sha256="" if script is None else spec.workload.sha256,
+        before=_maker(spec, StudyFiles(study)),
+    )
+
+
+def _maker(spec: TrialSpec, files: StudyFiles) -> TrialSpec | None:
+    """Return the launch that makes what a check starts from; ``None`` if it starts from nothing."""
+    if spec.check is None or (spec.check.reference and spec.check.seed == 0):
+        return None
+    for path in sorted(files.launches.glob("*/spec.json")):
+        with contextlib.suppress(OSError, ValueError):
+            made = TrialSpec.model_validate_json(path.read_text())
+            check = made.check
+            if check is not None and check.reference and check.seed == 0 and check.store == spec.check.store:
+                return made
+    return None
+
+
+# Launches on other machines: lanes whose launches are run by workers that come and go.
+#
+# The search stays where it was asked for. A launch whose worker is lost is sent to another one, under its own name, and
+# what the lost one might still report is dropped, so that nothing is lost and nothing counts twice.
 
 #: After this long without any worker, the user is told.
 SAY_AFTER_S = 3.0

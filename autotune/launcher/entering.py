@@ -16,8 +16,8 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from autotune.base.errors import MachineError, UnknownNameError, UsageError
-from autotune.knobs import KNOBS, Knob, spell
 from autotune.base.records import CommandRef, Config, Value
+from autotune.knobs import KNOBS, Knob, spell
 from autotune.space import canonical, environment, parse_value
 
 #: The folder that comes first on ``PYTHONPATH``; `autotune_agent.arm` reads the variable.

@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from autotune.machine.gpu import Gpu
 from autotune.base.records import Host, Record, TrialResult, TrialSpec
+from autotune.machine.gpu import Gpu
 
 
 class WorkerFacts(Record):

@@ -16,11 +16,10 @@ from typing import Any
 
 from autotune.base.clock import SystemClock
 from autotune.base.errors import MORE_PROCESSES, MachineError
-from autotune.launcher.logs import Logs
-from autotune.launcher.verdict import EVIDENCE_LINES
-from autotune.launcher.watch import Watch
 from autotune.base.layout import STORAGE_URL, LaunchFiles
 from autotune.base.records import TrialStatus
+from autotune.launcher.verdict import EVIDENCE_LINES
+from autotune.launcher.watch import Logs, Watch
 
 #: Time limit for the template to import torch.
 TEMPLATE_READY_S = 180.0

@@ -14,9 +14,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from autotune.base.clock import SystemClock, VirtualClock
+from autotune.base.records import Beat, TrialResult, TrialSpec
 from autotune.launcher import Launcher
 from autotune.launcher.fork_client import LOOK_S, STOPPED_S
-from autotune.base.records import Beat, TrialResult, TrialSpec
 
 OnBeat = Callable[[Beat], None]
 Stop = Callable[[], bool]

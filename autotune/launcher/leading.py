@@ -23,16 +23,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from autotune.machine import system
-from autotune.base.errors import MORE_PROCESSES, AutotuneError, InterruptedSearch, MachineError, WorkloadError, by_exit_code
+from autotune.base.errors import (
+    MORE_PROCESSES,
+    AutotuneError,
+    InterruptedSearch,
+    MachineError,
+    WorkloadError,
+    by_exit_code,
+)
 from autotune.base.files import CANNOT_WRITE, no_room
-from autotune.launcher.fork_client import IMPORT_ENV
-from autotune.launcher.logs import Logs
-from autotune.launcher.verdict import tail, unreported
 from autotune.base.layout import LaunchFiles
-from autotune.machine.host import oom_kill_count, shared_memory
 from autotune.base.ranks import RENDEZVOUS
 from autotune.base.records import TrialStatus
+from autotune.launcher.fork_client import IMPORT_ENV
+from autotune.launcher.verdict import tail, unreported
+from autotune.launcher.watch import Logs
+from autotune.machine import system
+from autotune.machine.host import oom_kill_count, shared_memory
 
 _T = TypeVar("_T")
 

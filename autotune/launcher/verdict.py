@@ -12,9 +12,9 @@ from pydantic import ValidationError
 
 from autotune.base.errors import MORE_PROCESSES, SHM_FULL
 from autotune.base.files import CANNOT_WRITE, has_room, read_regular
-from autotune.launcher.watch import Watch
 from autotune.base.layout import LaunchFiles
 from autotune.base.records import TRANSIENT, LaunchKind, TrialResult, TrialSpec, TrialStatus
+from autotune.launcher.watch import Watch
 
 #: A result takes some kilobytes per second measured. A larger file is not ours.
 MAX_RESULT_BYTES = 64 * 2**20

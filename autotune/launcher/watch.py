@@ -1,16 +1,26 @@
-"""Tracks a running launch and decides whether it must end."""
+"""A launch that is watched from outside."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
-from collections.abc import Callable
+import shutil
+import signal
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
 
 from pydantic import ValidationError
 
 from autotune.base.clock import Clock
-from autotune.knobs.compile_mode import compiles, phase_clause
+from autotune.base.errors import MachineError
+from autotune.base.files import FREE_SOME_SPACE, no_room, write_atomic
+from autotune.base.layout import LaunchFiles
 from autotune.base.records import Beat, Phase, TrialSpec, TrialStatus
+from autotune.knobs.compile_mode import compiles, phase_clause
+
+# Tracks a running launch and decides whether it must end.
 
 #: Format of a process's report of itself. Linux pids have at most seven digits.
 _FORKED = re.compile(rb'\{"forked": (\d{1,7})\}')
@@ -196,3 +206,232 @@ class Watch:
         if is_seen and phase in _NOT_YET and not (phase is Phase.COMPILE and compiles(self.spec.config)):
             return _NOT_YET[phase].format(limit), _PREPARE
         return f"{phase_clause(phase, self.spec.config)} took longer than its limit of {limit}", None
+
+
+# Prepares the folder of a launch.
+
+
+def make_way(path: Path) -> None:
+    """Remove a folder that user code has put where a file of ours belongs. All else can be replaced or unlinked."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+
+
+def open_folder(spec: TrialSpec) -> LaunchFiles:
+    """Create the launch's folder and write ``spec.json`` into it.
+
+    The result of an earlier launch with the same name is removed.
+
+    Raises:
+        MachineError: the folder cannot be created or written.
+    """
+    files = LaunchFiles(Path(spec.folder))
+    try:
+        files.folder.mkdir(parents=True, exist_ok=True)
+        make_way(files.result)
+        files.result.unlink(missing_ok=True)
+    except OSError as error:
+        raise MachineError(
+            f"cannot use the folder {files.folder}: {error.strerror}", advice="--studies-dir names another place."
+        ) from error
+    write_atomic(files.spec, spec.model_dump_json(indent=1))
+    return files
+
+
+# The logs of a launch: what it writes to stdout and stderr, up to a limit.
+
+#: A log that has grown beyond this is cut to its first and last bytes.
+LIMIT_BYTES = 16 * 2**20
+KEPT_BYTES = 2**20
+
+
+class Logs:
+    """Both logs of one launch, open from before it is forked until it has ended.
+
+    The launch writes to the files directly, without us in between. Since they are opened for appending, cutting them
+    here moves the place of its next write, too.
+
+    Raises:
+        MachineError: the files cannot be made.
+    """
+
+    def __init__(self, files: LaunchFiles) -> None:
+        self._open: list[int] = []
+        #: Bytes cut out of each log.
+        self._lost = [0, 0]
+        try:
+            for path in (files.stdout, files.stderr):
+                # An earlier launch may have left anything under this name.
+                make_way(path)
+                path.unlink(missing_ok=True)
+                self._open.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666))
+        except OSError as error:
+            self._close()
+            advice = FREE_SOME_SPACE if no_room(error) else "--studies-dir names another place."
+            raise MachineError(f"cannot write into {files.folder}: {error.strerror}", advice=advice) from error
+
+    @property
+    def descriptors(self) -> list[int]:
+        """The descriptors of stdout and stderr."""
+        return self._open
+
+    def cut(self) -> None:
+        """Cut logs that are too long. Call it several times a second; each call allows for some more bytes to be
+        written meanwhile."""
+        for number, descriptor in enumerate(self._open):
+            size = os.fstat(descriptor).st_size
+            if size <= LIMIT_BYTES:
+                continue
+            self._lost[number] += size - 2 * KEPT_BYTES
+            tail = os.pread(descriptor, KEPT_BYTES, size - KEPT_BYTES)
+            note = f"\n[autotune: {self._lost[number] >> 20} MiB of this log were cut out here]\n".encode()
+            # What is written between these two lines is lost, or comes before the note.
+            os.ftruncate(descriptor, KEPT_BYTES)
+            with contextlib.suppress(OSError):  # the disk is full
+                os.write(descriptor, note + tail)
+
+    def __enter__(self) -> Logs:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cut()
+        self._close()
+
+    def _close(self) -> None:
+        for descriptor in self._open:
+            os.close(descriptor)
+        self._open = []
+
+
+# Removes files that dead processes left in shared memory.
+
+
+SHM = Path("/dev/shm")
+#: File names that contain their creator's pid: PyTorch's tensors, multiprocessing's heaps, CUDA's shared memory (with
+#: the pid in hexadecimal).
+_NAMES = (re.compile(r"torch_(\d+)_.*"), re.compile(r"pym-(\d+)-.*"))
+_CUDA = re.compile(r"cuda\.shm\.[0-9a-f]+\.([0-9a-f]+)\..*")
+
+
+def remove_leftovers(pids: Iterable[int], *, folder: Path = SHM) -> list[str]:
+    """Remove files that dead processes left in shared memory; return their names.
+
+    Only files that have one of ``pids`` in their name and belong to this user are removed, and only if no process has
+    that pid now: it may have been reused.
+
+    Args:
+        pids: of processes that belonged to this study.
+    """
+    ours = set(pids)
+    removed: list[str] = []
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            maker = _maker(entry.name)
+            if maker not in ours or is_alive(maker):
+                continue
+            # Another cleanup may have removed it already.
+            with contextlib.suppress(OSError):
+                if entry.stat(follow_symlinks=False).st_uid == os.getuid():
+                    os.unlink(entry.path)
+                    removed.append(entry.name)
+    return sorted(removed)
+
+
+def _maker(name: str) -> int | None:
+    for pattern in _NAMES:
+        if found := pattern.fullmatch(name):
+            return int(found[1])
+    found = _CUDA.fullmatch(name)
+    return int(found[1], 16) if found else None
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process is running. A zombie is not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in ("Z", "X")
+
+
+# Processes that an earlier run left behind, found by a mark in their environment.
+
+#: Set in the environment of every process of a study.
+STUDY_MARK = "AUTOTUNE_STUDY"
+#: The same of one launcher, of which a study may have several.
+LAUNCHER_MARK = "AUTOTUNE_LAUNCHER"
+#: Set in the environment of every process of a daemon job's run.
+JOB_MARK = "AUTOTUNE_JOB"
+#: A killed process exits within milliseconds unless it is stuck in the kernel.
+END_S = 30.0
+
+
+def end_survivors(mark: str, clock: Clock, variable: str = STUDY_MARK) -> int:
+    """Kill processes left by an earlier run of a study and remove their shared memory; return how many there were.
+
+    Only processes with the mark in their environment are killed. The caller must hold the study's lock, so that no live
+    search owns them.
+
+    Raises:
+        MachineError: a process could not be killed (stuck in the kernel).
+    """
+    ended: set[int] = set()
+    deadline = clock.now() + END_S
+    while True:
+        alive = kill_marked(variable, mark)
+        if not alive:
+            remove_leftovers(ended)
+            return len(ended)
+        ended |= alive
+        if clock.now() > deadline:
+            raise MachineError(
+                f"processes of an earlier run cannot be ended: {', '.join(map(str, sorted(alive)))}",
+                advice="a driver or a network file system that does not answer keeps them; a reboot ends them.",
+            )
+        clock.sleep(0.05)
+
+
+def kill_marked(variable: str, mark: str) -> set[int]:
+    """Kill every process but this one whose environment holds ``variable=mark``; return the pids that were running.
+
+    Reuse of a pid is harmless: the signal goes to the process whose environment was read.
+
+    Raises:
+        MachineError: the processes cannot be listed, because descriptors or memory have run out.
+    """
+    wanted = f"{variable}={mark}".encode()
+    try:
+        return {pid for pid in _processes() if pid != os.getpid() and _killed(pid, wanted)}
+    except OSError as error:
+        # If the processes cannot be read, do not report that there are none.
+        raise MachineError(f"cannot look for processes of an earlier run: {error.strerror}") from error
+
+
+def _killed(pid: int, wanted: bytes) -> bool:
+    # Open the handle first: the environment read afterwards is that of the same process, or of none.
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        if wanted not in _environment(pid):
+            return False
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+        return True
+    finally:
+        os.close(handle)
+
+
+def _processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _environment(pid: int) -> list[bytes]:
+    # Empty for zombies and for other users' processes, which cannot be ours.
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return []

@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import autotune
-from autotune.workload.catalog import source_files, source_hash
 from autotune.base.clock import Clock
-from autotune.workload.data import sets
 from autotune.base.errors import AutotuneError, MachineError, WorkloadError
 from autotune.base.files import exclusive_lock, read_regular
+from autotune.base.layout import LaunchFiles
+from autotune.base.records import Beat, DataRef, TrialResult, TrialSpec
+from autotune.base.version import __version__
 from autotune.launcher import Launcher
 from autotune.launcher.errands import Errand, ErrandEnd, WorkerFacts
-from autotune.base.layout import LaunchFiles
 from autotune.machine import page_cache
-from autotune.base.version import __version__
-from autotune.base.records import Beat, DataRef, TrialResult, TrialSpec
+from autotune.workload.catalog import source_files, source_hash
+from autotune.workload.data import sets
 
 #: Of each log of a launch, the bytes at its end that are sent back.
 LOG_BYTES = 2**20

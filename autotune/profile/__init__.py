@@ -6,8 +6,6 @@ YAML 1.1 (PyYAML) takes a bare ``off`` for false, ``12:30:45`` for a number and 
 any value is constructed, and unknown content is an error.
 """
 
-from autotune.profile.checking import CODE, altered, check, unlike, warnings_for
-from autotune.profile.reading import MAX_BYTES, parse, plain_data, read
 from autotune.profile.schema import (
     Compared,
     Conditions,
@@ -19,7 +17,20 @@ from autotune.profile.schema import (
     Versions,
     printable,
 )
-from autotune.profile.writing import dump, learning_rate_line, write
+from autotune.profile.yaml import (
+    CODE,
+    MAX_BYTES,
+    altered,
+    check,
+    dump,
+    learning_rate_line,
+    parse,
+    plain_data,
+    read,
+    unlike,
+    warnings_for,
+    write,
+)
 
 __all__ = [
     "CODE",

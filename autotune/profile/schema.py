@@ -13,8 +13,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
 from autotune.base.errors import UnknownNameError
-from autotune.knobs import KNOBS, spell
 from autotune.base.records import LARGEST, LARGEST_IMAGE, Fingerprint, Record, TrialStatus, Value
+from autotune.knobs import KNOBS, spell
 from autotune.space import canonical
 
 #: The schema version that is written, and the newest that can be read.

@@ -1,9 +1,4 @@
-"""The user's profiles, one for each training on each machine, with their history and whether they are still valid.
-
-A *slot* is a folder for one training (the workload, its arguments and data, the objective, the image size) on one kind
-of hardware. Its ``profile.yaml`` is the profile in force, ``history/`` holds every profile received, in order, and
-``slot.json`` records the decision on each. Only a profile proven faster replaces another.
-"""
+"""The profiles in force."""
 
 from __future__ import annotations
 
@@ -12,22 +7,132 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
-from autotune.workload.catalog import is_named
 from autotune.base.clock import timestamp
-from autotune.base.errors import AutotuneError, MachineError, ProfileError, UnknownNameError
+from autotune.base.errors import AutotuneError, MachineError, ProfileError, UnknownNameError, UsageError
 from autotune.base.files import exclusive_lock, write_atomic
-from autotune.knobs import spell
-from autotune.profile import Profile, dump, read
-from autotune.profile.checking import CODE, PROFILE
-from autotune.profile.here import GONE, HARDWARE, Row, differences
 from autotune.base.ranks import own_rank
-from autotune.base.records import SCHEMA_VERSION, Fingerprint, Record
+from autotune.base.records import SCHEMA_VERSION, Fingerprint, Record, Value
+from autotune.knobs import spell
+from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus, visible, with_instances
+from autotune.machine.host import read_host, torch_versions
+from autotune.profile import MAX_BYTES, Profile, altered, dump, parse, printable, read
+from autotune.profile.yaml import CODE, PROFILE, brief
+from autotune.workload.catalog import constants, find_workload, is_named, source_hash
+
+# What of a profile holds on this machine, as far as it can be told without torch and without a process.
+
+#: What stands for the code of the training where its files are not here.
+GONE = "gone"
+#: Fingerprint values that define a slot. A change of any other value makes a profile stale.
+HARDWARE = ("gpu_model", "gpu_memory_bytes", "mig", "cpu_model", "cores")
+Row = tuple[str, str, str]
+#: Values that concern only trainings on a card.
+_OF_CARDS = ("gpu_model", "driver", "power_limit_w", "mig", "cuda")
+
+
+def differences(profile: Profile, here: Fingerprint) -> list[Row]:
+    """Return what differs on this machine, the workload's files included, as far as no process has to be started."""
+    then = profile.fingerprint.values
+    now = dict(here.values)
+    if not profile.conditions.device.startswith("cuda"):
+        now = {name: value for name, value in now.items() if name not in _OF_CARDS}
+    else:
+        # Without a card, or without an answer from the driver, this is not the same kind of machine.
+        now.setdefault("gpu_model", "none")
+    now[CODE] = _workload_now(profile)
+    rows = [(n, brief(then[n]), brief(v)) for n, v in now.items() if n in then and v is not None and then[n] != v]
+    return [*altered(profile), *sorted(rows)]
+
+
+def on_hardware(profile: Profile, here: Fingerprint) -> bool:
+    """Return whether a profile was measured on hardware like this machine's."""
+    return not any(name in HARDWARE for name, _, _ in differences(profile, here))
+
+
+def stale_rows(profile: Profile, here: Fingerprint) -> list[Row]:
+    """Return what has changed since a profile was measured on this hardware; empty on other hardware."""
+    rows = differences(profile, here)
+    return [] if any(name in HARDWARE for name, _, _ in rows) else rows
+
+
+def has_default_size(profile: Profile) -> bool:
+    """Return whether a profile has the image size that its workload has if none is asked for, on a device like its own;
+    not if that cannot be read in the workload's file."""
+    w, then = profile.workload, profile.conditions
+    if then.image_size is None or w.module is not None:
+        return then.image_size is None
+    try:
+        path = w.path or find_workload(w.name, w.args).path
+        sizes = {} if path is None else constants(Path(path), ("IMAGE_SIZE", "CPU_IMAGE_SIZE"))
+    except AutotuneError:
+        return False
+    on_card = sizes.get("IMAGE_SIZE")
+    return then.image_size == (sizes.get("CPU_IMAGE_SIZE", on_card) if then.device == "cpu" else on_card)
+
+
+def look_here(
+    cards: Callable[[], list[Gpu] | NvmlUnavailable] = gpus, *, uuid: str | None = None, index: int = 0
+) -> Fingerprint:
+    """Return the part of the fingerprint that can be read without torch.
+
+    Args:
+        uuid: the card or MIG instance to describe; defaults to that of ``index``.
+        index: of the card, among those that CUDA shows this process.
+    """
+    host = read_host()
+    card = _card(cards(), uuid, index)
+    torch, cuda = torch_versions()
+    values: dict[str, Value | None] = {
+        "cpu_model": host.cpu_model,
+        "cores": host.cores,
+        "memory_gib": round(host.memory_bytes / 2**30),
+        "torch": torch,
+        "cuda": cuda,
+    }
+    if card is not None:
+        values |= {
+            "gpu_model": card.name,
+            "driver": card.driver_version,
+            "power_limit_w": card.power_limit_w,
+            "mig": card.mig_in_force,
+        }
+    return Fingerprint(values=values, device_uuid=card.uuid if card else None)
+
+
+def _card(found: list[Gpu] | NvmlUnavailable, uuid: str | None, index: int) -> Gpu | None:
+    if isinstance(found, NvmlUnavailable):
+        return None
+    if uuid is not None:
+        return next((device for device in with_instances(found) if device.uuid == uuid), None)
+    shown = visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if index >= len(shown):
+        return None
+    return shown[index].instances[0] if shown[index].instances else shown[index]
+
+
+def _workload_now(profile: Profile) -> str | None:
+    w = profile.workload
+    if w.module is not None:
+        # The file is not known without an import, which would run it.
+        return None
+    try:
+        return source_hash(Path(w.path)) if w.path is not None else find_workload(w.name, w.args).sha256
+    except AutotuneError:
+        return GONE
+
+
+# The user's profiles, one for each training on each machine, with their history and whether they are still valid.
+#
+# A *slot* is a folder for one training (the workload, its arguments and data, the objective, the image size) on one
+# kind of hardware. Its ``profile.yaml`` is the profile in force, ``history/`` holds every profile received, in order,
+# and ``slot.json`` records the decision on each. Only a profile proven faster replaces another.
 
 
 class Entry(Record):
@@ -318,3 +423,153 @@ def _text_of(path: Path) -> str | None:
         return path.read_text()
     except OSError:
         return None
+
+
+# Profiles in a place that several machines reach: a shared folder, or an object store that fsspec knows (``s3://…``).
+#
+# A profile's file there is named by its slot and the hash of its content, ``resnet50-1a2b3c4d/<sha256>.yaml``, and is
+# never changed. So pushes need no lock, a file that was cut short or altered is told from the others, and pulling one
+# twice changes nothing.
+
+
+_NAME = re.compile(r"([0-9a-f]{64})\.yaml")
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """What became of one profile.
+
+    Attributes:
+        slot: its slot. changed: it was new there, or is in force here now. verdict: why, as a clause.
+    """
+
+    slot: str
+    changed: bool
+    verdict: str
+
+
+def push(store: Store, url: str) -> list[Exchanged]:
+    """Copy the profiles in force to a shared place.
+
+    Raises:
+        UsageError: no such kind of place is known.
+        MachineError: it cannot be written. What was copied before stays.
+    """
+    place = _Place(url)
+    found = []
+    for kept in store.all():
+        if kept.profile.altered:
+            found.append(Exchanged(kept.name, False, "not copied: it was changed by hand since it was written"))
+            continue
+        data = dump(kept.profile).encode()
+        name = f"{kept.name}/{hashlib.sha256(data).hexdigest()}.yaml"
+        new = place.write(name, data)
+        found.append(Exchanged(kept.name, new, "copied" if new else "was there"))
+    return found
+
+
+def pull(store: Store, url: str, here: Fingerprint, say: Callable[[str], None]) -> list[Exchanged]:
+    """Take over what a shared place has; what is in force is only replaced by what `Store.keep` finds better.
+
+    Args:
+        here: this machine. say: called with a sentence about each file that is not what its name says, and is left out.
+
+    Raises:
+        UsageError: no such kind of place is known.
+        MachineError: it cannot be read, or the store cannot be written.
+    """
+    profiles: list[Profile] = []
+    place = _Place(url)
+    for path in place.files():
+        data = place.read(path)
+        try:
+            profiles.append(_checked(data, path))
+        except AutotuneError as error:
+            say(f"{printable(path)} is left out: {error}")
+    found = []
+    # The oldest first, so that the history is in order.
+    for profile in sorted(profiles, key=lambda profile: profile.provenance.created):
+        try:
+            if store.has(profile):
+                found.append(Exchanged(slot_name(profile), False, "was here"))
+                continue
+            slot, entry = store.keep(profile, foreign_to=here)
+        except (ProfileError, OSError) as error:
+            say(f"the profile of {printable(profile.workload.name[:60])} is left out: {error}")
+            continue
+        found.append(Exchanged(slot, entry.replaced, entry.verdict))
+    return found
+
+
+def _checked(data: bytes, path: str) -> Profile:
+    """Return a profile whose content is what its name says.
+
+    Raises:
+        AutotuneError: it is not, or is no profile.
+    """
+    name = _NAME.fullmatch(path.rsplit("/", 1)[-1])
+    if name is None or hashlib.sha256(data).hexdigest() != name[1]:
+        raise UsageError("its content is not what was pushed")
+    return _unaltered(parse(data.decode(errors="replace"), path))
+
+
+def _unaltered(profile: Profile) -> Profile:
+    if profile.altered:
+        raise ProfileError("it was changed by hand since it was written, so nobody measured what it says")
+    return profile
+
+
+class _Place:
+    """A folder that fsspec reaches.
+
+    Raises:
+        UsageError: no such kind is known, or its package is not installed.
+        MachineError: (from every method, too) it cannot be reached.
+    """
+
+    def __init__(self, url: str) -> None:
+        import fsspec  # type: ignore[import-untyped]
+
+        self._url = url
+        try:
+            self._system, self._root = fsspec.core.url_to_fs(url)
+        except (ValueError, ImportError) as error:
+            raise UsageError(
+                f"{url!r} is no place that can be reached: {str(error).splitlines()[0]}",
+                advice="name a folder, or an address such as s3://bucket/profiles; its package must be installed.",
+            ) from error
+        except Exception as error:
+            # Some connect at once.
+            raise self._unusable(error) from error
+
+    def files(self) -> list[str]:
+        """Return the profiles' paths, sorted."""
+        return sorted(self._tried(lambda: self._system.glob(f"{self._root}/*/*.yaml")))
+
+    def read(self, path: str) -> bytes:
+        data: bytes = self._tried(lambda: self._system.cat_file(path, end=MAX_BYTES + 1))
+        return data
+
+    def write(self, name: str, data: bytes) -> bool:
+        """Write a file, and return True, unless it is there."""
+        path = f"{self._root}/{name}"
+
+        def write() -> bool:
+            if self._system.exists(path) and self._system.cat_file(path) == data:
+                return False
+            self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
+            self._system.pipe_file(path, data)
+            return True
+
+        return bool(self._tried(write))
+
+    def _tried(self, work: Callable[[], Any]) -> Any:
+        try:
+            return work()
+        except Exception as error:
+            # Each store has errors of its own.
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: Exception) -> MachineError:
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return MachineError(f"{self._url} cannot be used: {why}")

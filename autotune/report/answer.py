@@ -6,13 +6,15 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.space.formatting import describe, interval_text, one_line, phrase, rate_text, ratio_text
 from autotune.base.records import Finding, Outcome, Standing
 from autotune.report.document import Commands, Facts, Paragraph, Part, Section, paragraphs
-from autotune.report.epochs import saved
 from autotune.report.material import Material
+from autotune.report.sections import saved
 from autotune.report.sentences import (
+    NO_VERDICT,
     RANKS,
+    SearchVerdict,
+    Won,
     batch_of,
     by_gain,
     full_stop,
@@ -21,10 +23,12 @@ from autotune.report.sentences import (
     next_commands,
     profile_path,
     proof_line,
+    required_line,
     unchecked,
+    verdict_on,
 )
 from autotune.report.so_far import best_so_far_line
-from autotune.report.verdict import NO_VERDICT, SearchVerdict, Won, required_line, verdict_on
+from autotune.space.formatting import describe, interval_text, one_line, phrase, rate_text, ratio_text
 
 #: Knobs whose gains the headline names.
 NAMED = 3

@@ -1,14 +1,4 @@
-"""Draws pictures as SVG for a page: text as text, in the page's own colours, the same bytes for the same numbers.
-
-Matplotlib draws, because its axes (ticks, logarithms, intervals, labels that do not run into each other) are right, its
-SVG has no script, and a page of eight pictures stays below 150 kB. Libraries that draw in the browser (Vega, Plotly,
-Bokeh, ECharts) put 0.8 to 4 MB of script into each page, and show nothing where scripts are blocked, as on the daemon's
-page or in a mail. Matplotlib is imported only when a picture is drawn, and touches none of the settings of a notebook
-that uses it, too.
-
-A figure is 360 units wide, about as many as a phone has pixels, and is scaled up from there: its text is never smaller
-than the page's small print.
-"""
+"""Pictures as data, and drawn."""
 
 from __future__ import annotations
 
@@ -20,15 +10,163 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from autotune.space.formatting import one_line
 from autotune.report.inline_svg import COLOURS, FAINT, LINE, STRONG, TEXT, colour_of, inline
-from autotune.report.plots import Chart, Estimate, Intervals, Panel, Plot, Series, Stacks, Waterfall
+from autotune.space.formatting import one_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+# What a picture shows, as numbers: charts, waterfalls, intervals and stacked bars. None of it is markup.
+
+#: How the points of a series are drawn. A line joins its points, steps keep a value until the next one.
+Mark = Literal["dots", "rings", "triangles", "crosses", "line", "steps"]
+#: A figure with the ends of its 95 % interval; ``None`` if that is not known.
+Estimate = tuple[float, float | None, float | None]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis with its unit in its title.
+
+    Attributes:
+        ticks: values that were tried, which are then the only labelled ones.
+        log: logarithmic, for positive values only.
+    """
+
+    title: str
+    ticks: tuple[float, ...] = ()
+    log: bool = False
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points ``(x, y)`` of one kind. Crosses have no height: they stand for what failed at this x.
+
+    Attributes:
+        name: its entry in the legend; empty for one that continues another series, with its colour.
+        colour: index of a colour of the page.
+    """
+
+    name: str
+    mark: Mark
+    points: tuple[tuple[float, float], ...]
+    colour: int = 0
+
+
+@dataclass(frozen=True)
+class Level:
+    """A horizontal line with its interval as a band, such as a ceiling or a limit."""
+
+    name: str
+    at: Estimate
+    colour: int = 0
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One plot of a chart; the panels of a chart lie below each other and share its x axis."""
+
+    y: Axis
+    series: tuple[Series, ...]
+    levels: tuple[Level, ...] = ()
+
+
+@dataclass(frozen=True)
+class Span:
+    """An interval of the x axis that is shaded."""
+
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Points and curves over a common x axis.
+
+    Attributes:
+        zero: the x axis begins at 0.
+        spans: shaded intervals; spans_are: what they stand for.
+        here: a value of x that is pointed out; here_is: what it stands for.
+        note: what the reader is to know besides, below the legend.
+    """
+
+    x: Axis
+    panels: tuple[Panel, ...]
+    zero: bool = False
+    spans: tuple[Span, ...] = ()
+    spans_are: str = ""
+    here: float | None = None
+    here_is: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A step of a waterfall: what multiplies the value before it. The rest is what no other step accounts for."""
+
+    name: str
+    factor: Estimate
+    rest: bool = False
+
+
+@dataclass(frozen=True)
+class Waterfall:
+    """Factors that lead from 1 to `total`, on a logarithmic axis, on which equal lengths are equal factors."""
+
+    axis: str
+    begin: str
+    factors: tuple[Factor, ...]
+    end: str
+    total: Estimate
+
+
+@dataclass(frozen=True)
+class IntervalRow:
+    """A row of intervals: a figure with its interval. A faint one is shown beside the others and does not count."""
+
+    name: str
+    at: Estimate
+    strong: bool = False
+    faint: bool = False
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Figures with their 95 % intervals below each other."""
+
+    axis: str
+    rows: tuple[IntervalRow, ...]
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """Horizontal bars that consist of parts.
+
+    Attributes:
+        rows: ``(name, values of the parts)``.
+    """
+
+    axis: str
+    parts: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[float, ...]], ...]
+
+
+Plot = Chart | Waterfall | Intervals | Stacks
+
+
+# Draws pictures as SVG for a page: text as text, in the page's own colours, the same bytes for the same numbers.
+#
+# Matplotlib draws, because its axes (ticks, logarithms, intervals, labels that do not run into each other) are right,
+# its SVG has no script, and a page of eight pictures stays below 150 kB. Libraries that draw in the browser (Vega,
+# Plotly, Bokeh, ECharts) put 0.8 to 4 MB of script into each page, and show nothing where scripts are blocked, as on
+# the daemon's page or in a mail. Matplotlib is imported only when a picture is drawn, and touches none of the settings
+# of a notebook that uses it, too.
+#
+# A figure is 360 units wide, about as many as a phone has pixels, and is scaled up from there: its text is never
+# smaller than the page's small print.
 
 #: Dash patterns, as multiples of a line's width. They distinguish curves without colour; the first is solid.
 DASHES: tuple[tuple[float, ...], ...] = (

@@ -1,39 +1,94 @@
-"""The full report of a study: request, verdict, evidence, costs, and the next commands."""
+"""A study as a document: at length, in short, and before it is finished."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Collection, Sequence
+from pathlib import Path, PurePath
 
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from autotune.base.layout import StudyFiles
+from autotune.base.records import DataRef, Finding, Outcome, Standing, Trial, TrialStatus
+from autotune.knobs import spell
+from autotune.report.answer import StudyAnswer, answer_of, answer_section, headline_of
+from autotune.report.document import (
+    Column,
+    Commands,
+    Document,
+    Facts,
+    Grid,
+    Kind,
+    Line,
+    Paragraph,
+    Part,
+    Section,
+    Verbatim,
+    facts,
+    new_table,
+    paragraphs,
+    status_cell,
+)
+from autotune.report.formats import FILE_WIDTH, to_text
+from autotune.report.machine import failures, machine, where_it_holds
+from autotune.report.material import Material
+from autotune.report.pictures import pictures
+from autotune.report.sections import (
+    delivers,
+    epochs,
+    finalists,
+    heats,
+    holds,
+    knobs,
+    ledger,
+    limits,
+    trains,
+    whole_training,
+)
+from autotune.report.sentences import (
+    BUSY_ALLOWED,
+    RANKS,
+    SearchVerdict,
+    Won,
+    batch_of,
+    full_stop,
+    gain_text,
+    is_out,
+    knobs_line,
+    label_of,
+    ledger_line,
+    left_line,
+    limit_line,
+    next_commands,
+    predictions_line,
+    profile_path,
+    proof_line,
+    required_line,
+    standings,
+    study_folder,
+    verdict_on,
+)
+from autotune.report.so_far import best_so_far
+from autotune.space import key
 from autotune.space.formatting import (
     count,
     counts_text,
     describe,
     interval_text,
+    memory_text,
     model_name,
     one_line,
     rate_text,
     ratio_text,
     seconds_text,
+    settings,
+    trial_peak_bytes,
+    trial_rate_text,
 )
-from autotune.knobs import spell
-from autotune.base.records import DataRef, Outcome, TrialStatus
-from autotune.report.answer import answer_of, answer_section
-from autotune.report.document import Commands, Document, Facts, Paragraph, Part, Section, Verbatim, facts, paragraphs
-from autotune.report.epochs import epochs
-from autotune.report.figures import finalists, knobs, ledger, limits
-from autotune.report.heats import heats
-from autotune.report.machine import failures, machine, where_it_holds
-from autotune.report.material import Material
-from autotune.report.pictures import pictures
-from autotune.report.proofs import delivers, holds, trains
-from autotune.report.sentences import (
-    left_line,
-    next_commands,
-    predictions_line,
-)
-from autotune.report.so_far import best_so_far
-from autotune.report.verdict import Won, verdict_on
-from autotune.study.typed_request import command_of
+from autotune.study.request import command_of
+
+# The full report of a study: request, verdict, evidence, costs, and the next commands.
 
 
 def report_on(material: Material) -> Document:
@@ -176,20 +231,20 @@ def _verdict(outcome: Outcome, material: Material) -> list[Section]:
     by_rate = material.spec.objective == "throughput" and best.standing.speedup >= 1
     chosen = "fastest" if by_rate else "best"
     which = "What is likely the fastest" if verdict.likely else f"The {chosen}"
-    found: list[Part] = [Paragraph(_winner(which, best, outcome))]
+    found: list[Part] = [Paragraph(_winner_sentence(which, best, outcome))]
     at_own = f"{verdict.own_title[0].upper()}{verdict.own_title[1:]}"
     if verdict.one_winner:
         found += paragraphs(f"That is {verdict.own_title}. {best.consequence}")
     elif own.is_baseline:
         found += paragraphs(best.consequence, f"{at_own} nothing was shown to be faster than the baseline.")
     else:
-        fastest = _winner(f"{at_own} the {chosen}", own, outcome)
+        fastest = _winner_sentence(f"{at_own} the {chosen}", own, outcome)
         found += paragraphs(best.consequence, f"{fastest} {own.consequence}")
     found += paragraphs(verdict.likely, verdict.tie, verdict.cautions, verdict.break_even, *verdict.edges)
     return [Section("Verdict", (*found, *dropped))]
 
 
-def _winner(title: str, won: Won, outcome: Outcome) -> str:
+def _winner_sentence(title: str, won: Won, outcome: Outcome) -> str:
     standing, baseline, evidence = won.standing, outcome.baseline, outcome.evidence
     shown = "" if won.shown else " That is not shown to be faster."
     if evidence is not None and not won.is_baseline:
@@ -227,3 +282,253 @@ def _next(material: Material) -> Section:
     own = [c for c in next_commands(material.outcome, material.folder) if not c.startswith("autotune report")]
     report = f"autotune report {typed} -o {shlex.quote(f'{material.name}.md')}"
     return Section("Next", (Commands(tuple(dict.fromkeys([*own, f"autotune show {typed}", report]))),))
+
+
+# The report for a glance: the answer, baseline beside winner, and what to type next; a screen of a terminal at most.
+#
+# In Markdown it is what a pull request that takes the profile says.
+
+#: Lines of a terminal, of which few have less.
+LINES = 24
+#: Rows of an answer in the order in which they give way where there is no room for them, after all others: nobody
+#: should paste a command without having read what it changes.
+GIVES_WAY = ("limit now", "costs", "saves", "how", "checked", "changes")
+#: The same where the reader has asked what a training of his own takes and costs.
+GIVES_WAY_ASKED = ("limit now", "how", "checked", "costs", "saves", "changes")
+
+
+def short_report_on(material: Material, *, lines: int | None = LINES, width: int = FILE_WIDTH) -> Document:
+    """Return the short report of a study, finished or not. What there is no room for is in `report_on`.
+
+    Args:
+        lines: that it may take on a terminal; ``None`` where that does not matter. width: of the terminal in columns.
+    """
+    answer = answer_of(material)
+    rows = list(answer.rows)
+    order = GIVES_WAY if whole_training(material) is None else GIVES_WAY_ASKED
+    document = _document(material, answer, rows)
+    while lines is not None and rows and len(to_text(document, width).splitlines()) > lines:
+        rows.remove(min(reversed(rows), key=lambda row: order.index(row[0]) if row[0] in order else -1))
+        document = _document(material, answer, rows)
+    return document
+
+
+def _document(material: Material, answer: StudyAnswer, rows: list[tuple[str, str]]) -> Document:
+    outcome = material.outcome
+    parts: list[Part] = [Paragraph(answer.headline, strong=True), *paragraphs(*answer.more)]
+    parts += [_grid(outcome, material)] if outcome is not None else []
+    parts += [Facts(tuple(rows))] if rows else []
+    parts.append(Commands((*answer.shell, f"autotune report {shlex.quote(material.typed)} --full")))
+    return Document(title_of(material), (Section("", tuple(parts)),))
+
+
+def _grid(outcome: Outcome, material: Material) -> Grid:
+    standings: dict[str, Standing] = {}
+    for standing in (outcome.baseline, outcome.best, outcome.best_same_batch):
+        standings.setdefault(key(standing.config), standing)
+    rows = tuple(_row(outcome, standing, material) for standing in standings.values())
+    columns = (Column("", Kind.WORD), *map(Column, (outcome.unit, "speedup", "95 %", "peak memory", "launches")))
+    return Grid(columns, rows)
+
+
+def _row(outcome: Outcome, standing: Standing, material: Material) -> tuple[str, ...]:
+    own = standing is outcome.baseline
+    won = key(standing.config) == key(outcome.best.config) and outcome.found in (Finding.FASTER, Finding.LIKELY)
+    trial = f"trial {label_of(standing, material.trials)}"
+    winner = "likely" if outcome.evidence else "winner"
+    name = "baseline" if own else f"{winner}, {trial}" if won else trial
+    return (
+        name,
+        rate_text(standing.samples_per_second, standing.ci95),
+        *(("1.00×", "-") if own else gain_text((standing.speedup, *standing.speedup_ci95))),
+        memory_text(standing.peak_memory_bytes),
+        str(standing.launches) if standing.verified else "1, not in turns",
+    )
+
+
+# The table at the end of a search, and the text under it.
+
+#: Minimum number of complete configurations in the table besides the baseline, and maximum number of failures.
+TOP, FAILURES = 5, 3
+#: Failures that the configuration itself caused. They are shown first, the others follow by trial number.
+_NOTABLE = (TrialStatus.OOM, TrialStatus.HOST_OOM, TrialStatus.COMPILE_FAILED, TrialStatus.DIVERGED)
+
+
+def best_table(outcome: Outcome, trials: Sequence[Trial], folder: PurePath | None = None) -> RenderableType:
+    """Return the summary of a search: the best trials against the baseline, winners, evidence and next commands.
+
+    Args:
+        folder: the reader's current folder, absolute. Paths below it are shown relative to it.
+    """
+    baseline, verdict = outcome.baseline, verdict_on(outcome, trials)
+    # Dropped finalists are listed below: in the table their rates would look like a winner's.
+    ranked = [s for s in standings(outcome) if not is_out(outcome, s)]
+    table = new_table("trial", "optimization", outcome.unit, "speedup", "peak\nmemory", "status")
+    winners = [c for c in (outcome.best.config, outcome.best_same_batch.config) if c != baseline.config]
+    for standing in ranked:
+        own = standing is baseline
+        table.add_row(
+            label_of(standing, trials),
+            Text(f"baseline: {settings(baseline.config)}" if own else describe(standing.config, baseline.config)),
+            rate_text(standing.samples_per_second, standing.ci95),
+            ratio_text(standing.speedup),
+            memory_text(standing.peak_memory_bytes),
+            "likely" if outcome.evidence and standing.config in winners else _proven(standing),
+            style="bold green" if standing.config in winners else "",
+        )
+    shown = {s.trial for s in ranked} | outcome.dropped.keys()
+    for trial in _others(trials, shown, TOP + 1 - len(ranked)) + _notable_failures(trials):
+        complete = trial.result.status is TrialStatus.COMPLETE
+        table.add_row(
+            str(trial.number),
+            Text(describe(trial.config, baseline.config)),
+            trial_rate_text(trial),
+            # Its launch and the baseline's were at different moments, so there is no ratio to state.
+            "",
+            memory_text(trial_peak_bytes(trial)),
+            status_cell(trial.result.status),
+            style="" if complete else "dim",
+        )
+    where = "" if outcome.image_size is None else f", {outcome.image_size} px"
+    title = Text(f"{model_name(outcome.model)} on {one_line(outcome.device_name)}{where}", style="bold")
+    won = outcome.found in (Finding.FASTER, Finding.LIKELY)
+    answer = [Text(headline_of(outcome), style="bold"), Text()] if won else []
+    parts = (
+        title,
+        *answer,
+        table,
+        *_notes(outcome, ranked),
+        Text(),
+        *_winners(verdict, outcome),
+        *_because(outcome, verdict),
+        Text(),
+        *_closing(outcome, trials, folder),
+    )
+    return Group(*(Line(part) if isinstance(part, Text) else part for part in parts))
+
+
+def _proven(standing: Standing) -> str:
+    """Say how often a configuration was launched in turns. Once proves nothing."""
+    if not standing.verified:
+        return "complete"
+    return f"verified ×{standing.launches}" if standing.launches > 1 else "in turns, once"
+
+
+def _others(trials: Sequence[Trial], shown: Collection[int], limit: int) -> list[Trial]:
+    scored = [t for t in trials if t.score is not None and t.number not in shown]
+    return sorted(scored, key=lambda t: t.score or 0.0, reverse=True)[: max(0, limit)]
+
+
+def _notable_failures(trials: Sequence[Trial]) -> list[Trial]:
+    """Return, for each failure status, the trial with the smallest batch, which shows where the limit is."""
+    smallest: dict[TrialStatus, Trial] = {}
+    for trial in trials:
+        status = trial.result.status
+        if status in (TrialStatus.COMPLETE, TrialStatus.PRUNED, TrialStatus.INTERRUPTED):
+            continue
+        if status not in smallest or batch_of(trial.config) < batch_of(smallest[status].config):
+            smallest[status] = trial
+    rank = {status: i for i, status in enumerate(_NOTABLE)}
+    found = sorted(smallest.values(), key=lambda t: (rank.get(t.result.status, len(rank)), t.number))
+    return found[:FAILURES]
+
+
+def _notes(outcome: Outcome, ranked: Sequence[Standing]) -> list[Text]:
+    notes = [f"Peak memory is the {one_line(outcome.memory_is)}'s."]
+    if any(s.verified for s in ranked):
+        notes.insert(
+            0,
+            "verified ×N: N fresh launches, in turns with the baseline's. Other rows rest on one each, at another "
+            "moment, so their speedup is not known.",
+        )
+    if outcome.ranks > 1:
+        notes.append(RANKS.format(outcome.ranks))
+    if outcome.require:
+        notes.append(f"Required: {required_line(outcome)}")
+    if outcome.objective != "throughput":
+        notes.append(f"Ordered by the objective {one_line(outcome.objective)}.")
+    if outcome.allow_busy:
+        notes.append(BUSY_ALLOWED)
+    if outcome.page_cache == "cold":
+        notes.append("The data does not fit into the page cache: its files may have come from the disk.")
+    return [Text(" ".join(notes), style="dim")]
+
+
+def _winners(verdict: SearchVerdict, outcome: Outcome) -> list[RenderableType]:
+    if verdict.headline is not None:
+        text = Text(verdict.headline, style="bold yellow")
+        return [text.append(f" {verdict.advice}", style="not bold default")]
+    best, own = verdict.best, verdict.own
+    if verdict.one_winner:
+        which = "Likely best" if verdict.likely else "Best"
+        lines = _winner_lines(f"{which}, overall and {verdict.own_title}", best, outcome)
+    elif own.is_baseline:
+        itself: RenderableType = Text.assemble((f"Best {verdict.own_title}: ", "bold"), "the baseline itself.")
+        lines = [itself, *_winner_lines("Best overall", best, outcome)]
+    else:
+        lines = [
+            *_winner_lines(f"Best {verdict.own_title}", own, outcome),
+            *_winner_lines("Best overall", best, outcome),
+        ]
+    more = [Text(verdict.likely, style="yellow")] if verdict.likely else []
+    return [*lines, *more, *([Text(verdict.break_even)] if verdict.break_even else [])]
+
+
+def _winner_lines(title: str, won: Won, outcome: Outcome) -> list[RenderableType]:
+    standing, baseline = won.standing, outcome.baseline
+    text = Text(f"{title}: ", style="bold")
+    text.append(describe(standing.config, baseline.config), style="green")
+    speedup = ratio_text(standing.speedup, standing.speedup_ci95)
+    figures = f"{rate_text(standing.samples_per_second, standing.ci95)} {outcome.unit}, {speedup}"
+    text.append(f", {figures} the baseline (95 %: {interval_text(standing.speedup_ci95)})", style="not bold")
+    if not won.shown:
+        text.append("; not shown to be faster than the baseline", style="yellow")
+    return [text, Line(won.consequence, 4)]
+
+
+def _because(outcome: Outcome, verdict: SearchVerdict) -> list[Text]:
+    """Return the evidence for the winner and against others, one line per check that was made."""
+    lines = [
+        proof_line(outcome),
+        limit_line(outcome),
+        knobs_line(outcome),
+        *verdict.edges,
+        verdict.tie,
+        *verdict.dropped,
+    ]
+    known = [Text(line) for line in lines if line]
+    return [Text(), *known] if known else []
+
+
+def _disturbed(trials: Sequence[Trial]) -> list[Text]:
+    """Return the number of trials given up because of other processes on the machine, with advice."""
+    some = [t.result for t in trials if t.result.status is TrialStatus.INTERRUPTED and t.result.transient]
+    if not some:
+        return []
+    cause, advice = one_line(some[-1].cause or "").partition(";")[0], full_stop(some[-1].advice or "")
+    return [Text(f"{count(len(some), 'trial')} given up because {cause}. {advice}".rstrip(), style="yellow")]
+
+
+def _closing(outcome: Outcome, trials: Sequence[Trial], folder: PurePath | None) -> list[RenderableType]:
+    kept = f"of which {seconds_text(outcome.measured_s)} inside kept windows"
+    spent = [
+        full_stop(outcome.stopped),
+        ledger_line(outcome.ledger) or f"{seconds_text(outcome.elapsed_s)} of searching, {kept}.",
+        f"Making the data took {seconds_text(outcome.data_s)} before that." if outcome.data_s >= 1 else "",
+        f"Waiting for a quiet device took {seconds_text(outcome.wait_s)} more." if outcome.wait_s >= 1 else "",
+    ]
+    profile = profile_path(outcome, folder)
+    whose = "Profile of the baseline" if outcome.found is Finding.KEEP else "Profile"
+    files = [] if outcome.profile is None else [(whose, profile)]
+    report = StudyFiles(Path(study_folder(outcome))).report
+    if report.is_file():
+        files.append(("Report", profile.with_name(report.name)))
+    return [
+        Text(f"{count(sum(outcome.trials.values()), 'trial')}: {counts_text(outcome.trials)}."),
+        *_disturbed(trials),
+        Text(" ".join(filter(None, spent))),
+        Text(),
+        *(Line(Text.assemble((f"{what}: ", "bold"), one_line(str(file))), verbatim=True) for what, file in files),
+        Text("Next:", style="bold"),
+        *(Line(command, 2, verbatim=True) for command in next_commands(outcome, folder)),
+    ]

@@ -1,21 +1,33 @@
-"""Tables of a study's trials, of a folder's studies, and of a workload's space."""
+"""Lists of trials, studies, spaces and profiles."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import PurePath
+from textwrap import wrap
+from typing import Literal
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Column
 from rich.text import Text
 
+from autotune.base.records import Config, Fingerprint, Measurement, Trial, TrialStatus
+from autotune.knobs import KNOBS, spell
+from autotune.knobs.knob import ONE_RANK
+from autotune.profile import Profile
+from autotune.profile.store import HARDWARE, Row, Slot, has_default_size, on_hardware
+from autotune.report.document import FittingTable, Line, new_table, pairs, status_cell
+from autotune.space import Choice, Space
 from autotune.space.formatting import (
     count,
     counts_text,
     describe,
     ended_text,
+    interval_text,
+    listed,
     memory_text,
     model_name,
     one_line,
@@ -26,12 +38,8 @@ from autotune.space.formatting import (
     trial_rate_text,
     unit_of,
 )
-from autotune.knobs import KNOBS, spell
-from autotune.knobs.terms import ONE_RANK
-from autotune.base.records import Config, Measurement, Trial, TrialStatus
-from autotune.report.lines import Line, pairs
-from autotune.report.tables import new_table, status_cell
-from autotune.space import Choice, Space
+
+# Tables of a study's trials, of a folder's studies, and of a workload's space.
 
 #: Limit of counting the legal configurations, which is done one by one.
 COUNT_CAP = 100_000
@@ -160,3 +168,194 @@ def studies_table(rows: Sequence[StudyRow]) -> RenderableType:
     # A study's folder has the study's name, so only the parent folders are shown.
     folders = sorted({one_line(str(PurePath(row.path).parent)) for row in rows})
     return Group(table, Line(Text(f"in {', '.join(folders)}", style="dim"), verbatim=True))
+
+
+# Profiles as a grid: a row for each training, a column for each kind of hardware.
+
+#: Behind the title of this machine's column.
+_HERE = " (here)"
+State = Literal["tuned", "stale", "missing"]
+_STYLES: Mapping[State, str] = {"tuned": "", "stale": "yellow", "missing": "red"}
+#: Columns of a title, unless a word is longer: about as many as a gain below it has in one line, and in two.
+_WIDE, _NARROW = 18, 14
+#: Profiles that are named with a reason why they are stale.
+_PLACES = 4
+#: In place of a batch size that is free to choose.
+_ANY = "any"
+
+
+@dataclass(frozen=True)
+class GridCell:
+    """What is known of one training on one kind of hardware.
+
+    Attributes:
+        kept: its profile; ``None`` if it is missing. stale: what has changed since that was measured.
+    """
+
+    kept: Slot | None = None
+    stale: tuple[Row, ...] = ()
+
+    @property
+    def state(self) -> State:
+        return "missing" if self.kept is None else "stale" if self.stale else "tuned"
+
+    def text(self, between: str = " ") -> Text:
+        """Return the gain and the state.
+
+        Args:
+            between: what stands before the gain's interval.
+        """
+        gain, _, interval = ("" if self.kept is None else gain_text(self.kept.profile)).partition(" (")
+        state = "" if self.state == "tuned" else self.state
+        head = f"{gain} {state}".strip()
+        text = Text(f"{head}{f'{between}({interval}' if interval else ''}")
+        text.stylize(_STYLES[self.state], len(head) - len(state), len(head))
+        return text
+
+
+@dataclass(frozen=True)
+class ProfileGrid:
+    """A grid of profiles.
+
+    Attributes:
+        rows: model, batch size and what else tells a training from the others, as text. columns: kinds of hardware.
+        cells: by number of the row and of the column. A cell that is not there was not asked for.
+    """
+
+    rows: Sequence[tuple[str, str, str]]
+    columns: Sequence[str]
+    cells: Mapping[tuple[int, int], GridCell] = field(default_factory=dict)
+
+    def counts(self) -> str:
+        """Return how many cells are in which state, as text."""
+        found = Counter(cell.state for cell in self.cells.values())
+        return listed([f"{found[state]} {state}" for state in _STYLES if found[state]])
+
+
+def gain_text(profile: Profile) -> str:
+    """Say what a profile gives over its baseline: ``2.06× (2.03 to 2.09)``."""
+    gives = profile.gives
+    if profile.configuration == profile.baseline.configuration:
+        return "nothing faster"
+    if gives.speedup is None or gives.speedup_ci95 is None:
+        return "not compared"
+    not_proven = ", not proven" if gives.unproven else ""
+    return f"{ratio_text(gives.speedup, gives.speedup_ci95)} ({interval_text(gives.speedup_ci95)}){not_proven}"
+
+
+def stale_text(rows: Iterable[Row]) -> str:
+    """Say what has changed since a profile was measured: ``stale: torch was 2.14.1, is 2.15.0``."""
+    return f"stale: {'; '.join(f'{what} was {then}, is {now}' for what, then, now in rows)}"
+
+
+def grid_of(kept: Sequence[Slot], here: Fingerprint) -> ProfileGrid:
+    """Arrange profiles: a training that has one on some hardware is missing on the hardware of the others."""
+    trainings = _titles(kept)
+    hardware = _columns([slot.profile for slot in kept], here)
+    places = Counter(zip(trainings, hardware, strict=True))
+    for i, (slot, title, where) in enumerate(zip(kept, list(trainings), hardware, strict=True)):
+        if places[title, where] > 1:
+            # The words of both are the same, as of two files of one name.
+            trainings[i] = (*title[:2], ", ".join(filter(None, (title[2], slot.name))))
+    rows = sorted(set(trainings), key=lambda row: (row[0], row[2], row[1] != _ANY, len(row[1]), row[1]))
+    columns = sorted(set(hardware), key=lambda name: (not name.endswith(_HERE), name))
+    cells = dict.fromkeys(((r, c) for r in range(len(rows)) for c in range(len(columns))), GridCell())
+    for slot, training, where in zip(kept, trainings, hardware, strict=True):
+        cells[rows.index(training), columns.index(where)] = GridCell(slot, tuple(slot.stale(here)))
+    return ProfileGrid(rows, columns, cells)
+
+
+def _titles(kept: Sequence[Slot]) -> list[tuple[str, str, str]]:
+    """Return each profile's training as text. What all trainings of a model have in common is left out."""
+    facts = []
+    for slot in kept:
+        profile = slot.profile
+        then, workload = profile.conditions, profile.workload
+        # A workload's default differs between devices, and is one training all the same.
+        pixels = "" if has_default_size(profile) else f"{then.image_size} px"
+        args = ", ".join(f"{name}={value}" for name, value in sorted(workload.args.items()))
+        ranks = f"{then.ranks} ranks" if then.ranks > 1 else ""
+        objective = (
+            ""
+            if profile.provenance.objective == "throughput"
+            else f"objective={model_name(profile.provenance.objective)}"
+        )
+        where = workload.path or workload.module or ""
+        facts.append((args, ranks, objective, pixels, then.data, where))
+    found = []
+    for slot, mine in zip(kept, facts, strict=True):
+        model = model_name(slot.profile.workload.name)
+        others = [f for s, f in zip(kept, facts, strict=True) if model_name(s.profile.workload.name) == model]
+        # Arguments, ranks and the objective are always said.
+        told = [one for i, one in enumerate(mine) if one and (i < 3 or any(other[i] != one for other in others))]
+        batch = str(slot.profile.configuration["batch_size"]) if slot.profile.conditions.keeps_batch_size else _ANY
+        found.append((model, batch, one_line(", ".join(told))))
+    return found
+
+
+def _columns(profiles: Sequence[Profile], here: Fingerprint) -> list[str]:
+    """Return each profile's hardware as text: as short as tells the kinds apart."""
+    kinds = [tuple(profile.fingerprint.values.get(name) for name in HARDWARE) for profile in profiles]
+    names = [_hardware(profile) for profile in profiles]
+    short = {name: len({k for k, n in zip(kinds, names, strict=True) if n == name}) == 1 for name in names}
+    found = []
+    for profile, name in zip(profiles, names, strict=True):
+        values = profile.fingerprint.values
+        more = "" if short[name] else f", {_cores(values)} of {values.get('cpu_model')}"
+        found.append(one_line(f"{name}{more}") + (_HERE if on_hardware(profile, here) else ""))
+    return found
+
+
+def _hardware(profile: Profile) -> str:
+    values, name = profile.fingerprint.values, profile.conditions.device_name
+    if profile.conditions.device == "cpu":
+        return f"{name}, {_cores(values)}"
+    mig = f" MIG {values['mig']}" if values.get("mig") else ""
+    return f"{name.removeprefix('NVIDIA ')}{mig}"
+
+
+def _cores(values: Mapping[str, object]) -> str:
+    cores = values.get("cores")
+    return f"{cores} {'core' if cores == 1 else 'cores'}"
+
+
+class GridTable:
+    """A grid as a table, with a line for each reason why profiles are stale.
+
+    Where the terminal is too narrow, intervals stand on lines of their own, and then the table becomes a list.
+    """
+
+    def __init__(self, grid: ProfileGrid) -> None:
+        self._grid = grid
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wide, narrow = self._table(" ", _WIDE), self._table("\n", _NARROW)
+        yield wide if wide.fits(console, options) or not narrow.fits(console, options) else narrow
+        reasons: dict[str, list[str]] = {}
+        for (r, c), cell in self._grid.cells.items():
+            if cell.stale:
+                where = f"{_name(self._grid.rows[r])} on {self._grid.columns[c]}"
+                reasons.setdefault(stale_text(cell.stale), []).append(where)
+        if reasons:
+            yield Text()
+        for reason, places in sorted(reasons.items()):
+            more = [f"{len(places) - _PLACES} more"] if len(places) > _PLACES else []
+            yield Line(f"{reason} ({listed([*places[:_PLACES], *more])})")
+
+    def _table(self, between: str, title: int) -> FittingTable:
+        grid = self._grid
+        told = any(more for _, _, more in grid.rows)
+        columns = [Column("model", no_wrap=True), Column("batch", no_wrap=True)]
+        columns += [Column("with", overflow="fold")] if told else []
+        columns += [Column("\n".join(wrap(name, title)), no_wrap=True) for name in grid.columns]
+        table = FittingTable(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+        for r, (model, batch, more) in enumerate(grid.rows):
+            cells = [grid.cells.get((r, c)) for c in range(len(grid.columns))]
+            texts = [Text("-") if cell is None else cell.text(between) for cell in cells]
+            table.add_row(Text(model), batch, *([Text(more)] if told else []), *texts)
+        return table
+
+
+def _name(row: tuple[str, str, str]) -> str:
+    model, batch, more = row
+    return f"{model}{'' if batch == _ANY else f' at batch {batch}'}{f' ({more})' if more else ''}"

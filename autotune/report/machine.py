@@ -8,16 +8,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from autotune.space.formatting import count, counts_text, listed, one_line, percent_text, rate_text, seconds_text
+from autotune.base.layout import COLD
+from autotune.base.records import Config, LaunchKind, Measurement, Surroundings, TrialResult, TrialStatus
 from autotune.knobs import spell
 from autotune.knobs.compile_mode import phase_text
-from autotune.base.layout import COLD
 from autotune.machine.gpu import LASTING_SLOWDOWN, SLOWDOWNS
-from autotune.base.records import Config, LaunchKind, Measurement, Surroundings, TrialResult, TrialStatus
 from autotune.report.document import Column, Facts, Grid, Kind, Part, Section, facts, paragraphs
 from autotune.report.material import LaunchRecord, Material
 from autotune.report.sentences import BUSY_ALLOWED, batch_of, ended, full_stop, listed_trials
 from autotune.space import key
+from autotune.space.formatting import count, counts_text, listed, one_line, percent_text, rate_text, seconds_text
 
 _NO_CAUSE = "no cause was recorded"
 #: Maximum number of causes shown for one status. `autotune show` has all of them.

@@ -10,7 +10,6 @@ from pathlib import PurePath
 
 from autotune.base.errors import AutotuneError
 from autotune.base.layout import StudyFiles
-from autotune.profile import Profile, read
 from autotune.base.records import (
     DataRef,
     Failure,
@@ -23,11 +22,12 @@ from autotune.base.records import (
     TrialResult,
     TrialSpec,
 )
+from autotune.profile import Profile, read
 from autotune.space.requirements import Requirements
-from autotune.study.failure import read_failure
-from autotune.study.launch_files import read_launches
-from autotune.study.reading import read_choices, read_heats, read_trials
+from autotune.study.history import read_launches
+from autotune.study.loop import read_failure
 from autotune.study.request import read_request
+from autotune.study.tables import read_choices, read_heats, read_trials
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ import contextlib
 from pathlib import Path
 
 from autotune.base.files import write_atomic
-from autotune.space.formatting import one_line
 from autotune.base.layout import StudyFiles
 from autotune.base.records import Outcome
+from autotune.report.formats import to_html
 from autotune.report.full_report import report_on
-from autotune.report.html import to_html
 from autotune.report.material import read_material
+from autotune.space.formatting import one_line
 
 
 def leave_page(files: StudyFiles, outcome: Outcome, *, typed: str) -> str | None:

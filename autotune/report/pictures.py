@@ -1,27 +1,337 @@
-"""The report's pictures, each only where the figures of a study say something in this form.
-
-The losses beside eager fp32 are drawn where the training check is reported (`autotune.report.proofs`).
-"""
+"""The pictures of a search."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from autotune.base.records import Config, Finding, HeatEntrant, Outcome, Side, Standing, Trial, TrialStatus, Value
+from autotune.knobs.batch_size import KNOB as BATCH
+from autotune.knobs.num_workers import KNOB as WORKERS
+from autotune.knobs.persistent_workers import KNOB as PERSISTENT
+from autotune.knobs.prefetch_factor import KNOB as PREFETCH
+from autotune.report.document import Column, Grid, Kind, Picture, Section
+from autotune.report.drawing import (
+    Axis,
+    Chart,
+    Factor,
+    IntervalRow,
+    Intervals,
+    Level,
+    Panel,
+    Series,
+    Span,
+    Stacks,
+    Waterfall,
+)
+from autotune.report.material import Material
+from autotune.report.sentences import bottleneck_of, by_gain, gain_text, is_out, label_of, ledger_line, standings
+from autotune.space import key
 from autotune.space.formatting import (
+    count,
+    counts_text,
     describe,
     interval_text,
     listed,
+    memory_text,
+    percent_text,
     phrase,
     rate_text,
     ratio_text,
     seconds_text,
     settings,
+    trial_peak_bytes,
+    unit_of,
 )
-from autotune.base.records import Finding, Outcome, Standing, Value
-from autotune.report.document import Picture, Section
-from autotune.report.material import Material
-from autotune.report.plots import Factor, IntervalRow, Intervals, Stacks, Waterfall
-from autotune.report.sentences import by_gain, gain_text, is_out, label_of, ledger_line, standings
-from autotune.report.spread import course, rate_by_batch, rate_by_workers
-from autotune.space import key
+
+# Pictures of the trials: rate against batch size and against workers, and the search as it went.
+
+#: The knee is the smallest batch with at least this fraction of the best rate. It takes as many batches to see one.
+KNEE, TO_SEE_IT = 0.95, 3
+#: From this ratio between the largest and the smallest value on, an axis is logarithmic.
+WIDE = 20.0
+#: A limit is drawn if it is at most as many times as large as what was used; else it would flatten the picture.
+NEAR = 3.0
+#: Labels that have room on an axis.
+TICKS = 8
+_GIB = 2**30
+_MEMORY = (TrialStatus.OOM, TrialStatus.HOST_OOM)
+#: The loader's knobs that mean nothing without workers.
+_LOADER = (WORKERS.name, PREFETCH.name, PERSISTENT.name)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A rate that was seen at a value of a knob.
+
+    Attributes:
+        rest: the configuration but for that knob, and the heat; equal for those that differ in nothing else.
+    """
+
+    x: int
+    per_s: float
+    rest: str
+    peak_bytes: int | None = None
+
+
+def rate_by_batch(material: Material) -> Picture | None:
+    """Show rates and peak memory against the batch size, with the limit of the memory and the knee of the rate.
+
+    Lines join configurations that differ in their batch alone, and the knee is only told of such: otherwise it might be
+    another knob's doing. ``None`` if fewer than two batch sizes were measured.
+    """
+    trials = [
+        _Seen(int(t.config[BATCH.name]), t.rate_per_s or 0.0, _without(t.config, BATCH.name), trial_peak_bytes(t))
+        for t in _complete(material.trials)
+        if BATCH.name in t.config
+    ]
+    device = _in_heats(material, "device", BATCH.name, (BATCH.name,))
+    unit = unit_of(material.trials)
+    sizes = sorted({seen.x for seen in (*trials, *device)})
+    if len(sizes) < 2:
+        return None
+    burst = sorted(
+        {int(t.config[BATCH.name]) for t in material.trials if t.result.status in _MEMORY and BATCH.name in t.config}
+    )
+    rates = [*_series("trials, end to end", "dots", trials, 1), *_series("heats, the device alone", "rings", device, 2)]
+    rates += [Series("out of memory", "crosses", tuple((x, 0.0) for x in burst), 2)] if burst else []
+    panels = [Panel(Axis(unit, log=_wide([s.per_s for s in (*trials, *device)])), tuple(rates))]
+    peaks = [(seen.x, seen.peak_bytes / _GIB) for seen in trials if seen.peak_bytes]
+    limit, whose = _limit(material)
+    note = ""
+    if peaks:
+        near = limit is not None and limit / _GIB <= NEAR * max(y for _, y in peaks)
+        levels = (Level(whose, (limit / _GIB, None, None), 2),) if limit is not None and near else ()
+        note = f"{memory_text(limit)} is {whose}, far above these peaks" if limit is not None and not near else ""
+        panels.append(Panel(Axis("peak, GiB"), (Series("", "dots", tuple(peaks), 1),), levels))
+    knee = _knee(trials) or _knee(device)
+    ticks = tuple(float(x) for x in sorted({*sizes, *burst}))
+    chart = Chart(
+        Axis("batch size (samples)", _thinned(ticks), log=True),
+        tuple(panels),
+        here=None if knee is None else float(knee),
+        here_is=f"knee: from batch {knee} on, at least {percent_text(KNEE)} of the best rate" if knee else "",
+        note=note,
+    )
+    best = {x: max((s.per_s for s in trials if s.x == x), default=None) for x in sizes}
+    alone = {x: max((s.per_s for s in device if s.x == x), default=None) for x in sizes}
+    peak = {x: max((s.peak_bytes or 0 for s in trials if s.x == x), default=0) for x in sizes}
+    rows = [(f"{x:,}", _rate(best[x]), _rate(alone[x]), memory_text(peak[x] or None)) for x in sizes]
+    rows += [(f"{x:,}", "out of memory", "", "") for x in burst if x not in sizes]
+    titles = ("batch", f"best trial,\n{unit}", f"device alone,\n{unit}", "peak\nmemory")
+    about = f"Rates at batch {listed([str(x) for x in sizes])}: {_told(best, alone)} {unit}."
+    about += f" {whose[:1].upper()}{whose[1:]}: {memory_text(limit)}." if limit is not None else ""
+    about += f" The knee is at batch {knee}." if knee is not None else ""
+    about += f" Out of memory at batch {listed([str(x) for x in burst])}." if burst else ""
+    return Picture("Rate and memory by batch size", about, chart, Grid(tuple(map(Column, titles)), tuple(rows)))
+
+
+def rate_by_workers(material: Material) -> Picture | None:
+    """Show rates against the number of loader workers, with the device's ceiling where that was measured.
+
+    ``None`` if fewer than two numbers of workers were measured.
+    """
+    trials = [
+        _Seen(int(t.config[WORKERS.name]), t.rate_per_s or 0.0, _without(t.config, *_LOADER))
+        for t in _complete(material.trials)
+        if WORKERS.name in t.config
+    ]
+    loader = _in_heats(material, "loader", WORKERS.name, _LOADER)
+    outcome = material.outcome
+    ceiling = None
+    if outcome is not None:
+        for found in outcome.bottlenecks:
+            config = next((t.config for t in material.trials if t.number == found.trial), {})
+            if found.loader_only_per_s is not None and WORKERS.name in config:
+                x = int(config[WORKERS.name])
+                loader.append(_Seen(x, found.loader_only_per_s[0], f"ceiling {found.trial}"))
+        limits = bottleneck_of(outcome, outcome.best.trial)
+        ceiling = None if limits is None else limits.device_only_per_s
+    unit = unit_of(material.trials)
+    numbers = sorted({seen.x for seen in (*trials, *loader)})
+    if len(numbers) < 2:
+        return None
+    rates = [*_series("trials, end to end", "dots", trials, 1), *_series("the loader alone", "rings", loader, 3)]
+    levels = (Level("the device alone, with the winner's settings (95 %)", ceiling, 2),) if ceiling else ()
+    every = [s.per_s for s in (*trials, *loader)] + ([ceiling[0]] if ceiling else [])
+    chart = Chart(
+        Axis("loader workers (processes)", _thinned(tuple(map(float, numbers)))),
+        (Panel(Axis(unit, log=_wide(every)), tuple(rates), levels),),
+    )
+    best = {x: max((s.per_s for s in trials if s.x == x), default=None) for x in numbers}
+    alone = {x: max((s.per_s for s in loader if s.x == x), default=None) for x in numbers}
+    rows = tuple((str(x), _rate(best[x]), _rate(alone[x])) for x in numbers)
+    titles = ("workers", f"best trial,\n{unit}", f"loader alone,\n{unit}")
+    about = f"Rates with {listed([str(x) for x in numbers])} workers: {_told(best, alone)} {unit}."
+    about += f" The device alone: {rate_text(ceiling[0], ceiling[1:])} {unit}." if ceiling else ""
+    return Picture("Rate by loader workers", about, chart, Grid(tuple(map(Column, titles)), rows))
+
+
+def course(material: Material) -> Picture | None:
+    """Show the search as it went: each trial, the best in hand, heats, and failures.
+
+    Seconds are those of its trials and heats, one after the other; the proof is not part of it. ``None`` if fewer than
+    two trials have ended, or none was measured.
+    """
+    if len(material.trials) < 2:
+        return None
+    # An objective that chooses among the fastest leaves the search to the rate.
+    complete = [t for t in material.trials if t.result.status is TrialStatus.COMPLETE]
+    throughput = all(t.score is None or t.score == t.rate_per_s for t in complete)
+    at_s, best = 0.0, -math.inf
+    fit = {t.number for t in complete if material.required.allow(t)}
+    spans: list[Span] = []
+    seen: list[tuple[float, float]] = []
+    early: list[tuple[float, float]] = []
+    failed: list[tuple[float, float]] = []
+    hand: list[tuple[float, float]] = []
+    rows: list[tuple[str, ...]] = []
+    for i in range(len(material.trials) + 1):
+        for heat in (h for h in material.heats if min(h.after, len(material.trials)) == i):
+            spans.append(Span(at_s, at_s + heat.wall_s))
+            at_s += heat.wall_s
+        if i == len(material.trials):
+            break
+        trial = material.trials[i]
+        at_s += trial.result.wall_s
+        status, value = trial.result.status, trial.rate_per_s if throughput else trial.score
+        if status is TrialStatus.COMPLETE and value is not None:
+            seen.append((at_s, value))
+            if trial.score is not None and trial.number in fit and trial.score > best:
+                best = trial.score
+                hand.append((at_s, value))
+                what = "the baseline" if i == 0 else describe(trial.config, material.trials[0].config)
+                rows.append((seconds_text(at_s), str(trial.number), _rate(value), what))
+        elif status is TrialStatus.PRUNED and value is not None:
+            early.append((at_s, value))
+        elif status not in (TrialStatus.COMPLETE, TrialStatus.PRUNED):
+            failed.append((at_s, 0.0))
+    if not seen:
+        return None
+    unit = unit_of(material.trials) if throughput else material.spec.objectives[0]
+    series = [
+        Series("the best in hand", "steps", (*hand, (at_s, hand[-1][1])), 1) if hand else None,
+        Series("a trial", "dots", tuple(seen), 0),
+        Series("stopped early, slow", "triangles", tuple(early), 5) if early else None,
+        Series(f"failed: {_failures(material.trials)}", "crosses", tuple(failed), 2) if failed else None,
+    ]
+    values = [value for _, value in (*seen, *early)]
+    chart = Chart(
+        Axis("seconds in trials and heats"),
+        (Panel(Axis(unit, log=_wide(values)), tuple(s for s in series if s is not None)),),
+        zero=True,
+        spans=tuple(spans),
+        spans_are="a heat",
+    )
+    heats = f", {count(len(material.heats), 'heat')}" if material.heats else ""
+    about = (
+        f"{count(len(material.trials), 'trial')}{heats} in {seconds_text(at_s)}; "
+        f"the best in hand rose {count(max(0, len(hand) - 1), 'time')}"
+        f"{f', from {_rate(hand[0][1])} to {_rate(hand[-1][1])} {unit}' if hand else ''}."
+    )
+    columns = (Column("after"), Column("trial"), Column(unit), Column("the best in hand", Kind.TEXT))
+    return Picture("The search as it went", about, chart, Grid(columns, tuple(rows)))
+
+
+def _failures(trials: Sequence[Trial]) -> str:
+    ended = Counter(t.result.status.value for t in trials)
+    for fine in (TrialStatus.COMPLETE, TrialStatus.PRUNED):
+        ended.pop(fine.value, None)
+    return counts_text(ended)
+
+
+def _complete(trials: Sequence[Trial]) -> list[Trial]:
+    return [t for t in trials if t.result.status is TrialStatus.COMPLETE and t.rate_per_s]
+
+
+def _in_heats(material: Material, side: Side, name: str, without: Sequence[str]) -> list[_Seen]:
+    """Return what the heats of a side saw of the values of a knob."""
+    return [
+        _Seen(int(e.config[name]), rate, f"heat {h.number} {_without(e.config, *without)}")
+        for h in material.heats
+        if h.heat.side == side
+        for e in h.heat.entrants
+        if name in e.config and (rate := _turns_per_s(e)) is not None
+    ]
+
+
+def _turns_per_s(entrant: HeatEntrant) -> float | None:
+    turns = [turn for turn in entrant.turns if turn is not None]
+    seconds = sum(turn.seconds for turn in turns)
+    return sum(turn.samples for turn in turns) / seconds if seconds > 0 else None
+
+
+def _without(config: Config, *names: str) -> str:
+    return key({name: value for name, value in config.items() if name not in names})
+
+
+def _groups(seen: Sequence[_Seen]) -> list[dict[int, float]]:
+    """Return the rates by value of those that differ in nothing else, where there are at least two values."""
+    found: dict[str, dict[int, float]] = {}
+    for one in seen:
+        rates = found.setdefault(one.rest, {})
+        rates[one.x] = max(one.per_s, rates.get(one.x, 0.0))
+    return [dict(sorted(rates.items())) for rates in found.values() if len(rates) > 1]
+
+
+def _series(name: str, mark: str, seen: Sequence[_Seen], colour: int) -> list[Series]:
+    """Return points, and lines between those that differ in nothing else."""
+    if not seen:
+        return []
+    points = Series(name, mark, tuple((s.x, s.per_s) for s in seen), colour)  # type: ignore[arg-type]
+    return [points, *(Series("", "line", tuple(rates.items()), colour) for rates in _groups(seen))]
+
+
+def _knee(seen: Sequence[_Seen]) -> int | None:
+    groups = [rates for rates in _groups(seen) if len(rates) >= TO_SEE_IT]
+    if not groups:
+        return None
+    rates = max(groups, key=lambda one: (len(one), max(one.values())))
+    knee = next(x for x, per_s in rates.items() if per_s >= KNEE * max(rates.values()))
+    # Up to the largest batch the rate still rises: there is none to be seen.
+    return None if knee == max(rates) else knee
+
+
+def _limit(material: Material) -> tuple[int | None, str]:
+    """Return the memory that a training may use, and what it is called."""
+    hold = material.outcome.hold if material.outcome else None
+    if material.spec.memory_limit_bytes is not None:
+        return material.spec.memory_limit_bytes, "the memory limit"
+    if hold is not None and hold.hold is not None:
+        return hold.hold.capacity_bytes, "the memory that was free"
+    probe = material.probe
+    return (
+        (None, "") if probe is None else (probe.device_free_bytes or probe.device_memory_bytes, "the device's memory")
+    )
+
+
+def _wide(values: Iterable[float]) -> bool:
+    seen = list(values)
+    known = [value for value in seen if value > 0]
+    return bool(known) and min(seen) >= 0 and max(known) > WIDE * min(known)
+
+
+def _thinned(ticks: tuple[float, ...]) -> tuple[float, ...]:
+    """Leave out every other tick, but not the last, until they have room on a phone."""
+    while len(ticks) > TICKS:
+        ticks = tuple(reversed(ticks[::-1][::2]))
+    return ticks
+
+
+def _rate(per_s: float | None) -> str:
+    return "" if per_s is None else rate_text(per_s)
+
+
+def _told(best: Mapping[int, float | None], alone: Mapping[int, float | None]) -> str:
+    """Say the rates of the trials, or those beside them where there was no trial."""
+    return f"{listed([rate_text(best[x] or alone[x] or 0.0) for x in best])}"
+
+
+# The report's pictures, each only where the figures of a study say something in this form.
+#
+# The losses beside eager fp32 are drawn where the training check is reported (`autotune.report.sections`).
 
 #: A rest of the speedup that is closer to 1 than this ratio says nothing.
 REST = 1.01

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autotune.space.formatting import describe, memory_text, settings, trial_peak_bytes, trial_rate_text, unit_of
 from autotune.base.records import StudySpec, Trial
 from autotune.report.document import Column, Grid, Kind, Section
 from autotune.report.material import Material
-from autotune.space.requirements import Requirements
 from autotune.space import key
+from autotune.space.formatting import describe, memory_text, settings, trial_peak_bytes, trial_rate_text, unit_of
+from autotune.space.requirements import Requirements
 
 #: How many are listed.
 SO_FAR = 5

@@ -6,9 +6,17 @@ trial, and `experience` holds what the trials so far teach any of them.
 """
 
 from autotune.samplers.auto import AutoSampler, Proposal
-from autotune.samplers.cost import WARM_COMPILE, CostModel, cold_compiles, graph
-from autotune.samplers.experience import Experience
-from autotune.samplers.sampler import SAMPLERS, LegalSampler, Searcher, make_sampler
+from autotune.samplers.sampler import (
+    SAMPLERS,
+    WARM_COMPILE,
+    CostModel,
+    Experience,
+    LegalSampler,
+    Searcher,
+    cold_compiles,
+    graph,
+    make_sampler,
+)
 
 __all__ = [
     "SAMPLERS",

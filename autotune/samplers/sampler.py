@@ -1,4 +1,4 @@
-"""Restricts any Optuna sampler to configurations that are legal, new and not known to fail."""
+"""Samplers, and what they know."""
 
 from __future__ import annotations
 
@@ -6,20 +6,116 @@ import math
 import random
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from statistics import median
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.base.errors import UnknownNameError
-from autotune.base.records import Config, Side, Value
-from autotune.samplers.translate import distributions
-from autotune.space import Space, canonical, distance, is_idle
+from autotune.base.records import (
+    INFEASIBLE,
+    Config,
+    Heat,
+    HeatEntrant,
+    Phase,
+    Side,
+    StudyHeat,
+    Trial,
+    TrialResult,
+    TrialStatus,
+    Value,
+)
+from autotune.knobs.compile_mode import GUESS_S, mode_of
+from autotune.space import Lessons, Space, canonical, device_part, distance, is_idle, key
+
+# Converts between our space and Optuna's: distributions, suggestions, and reported results.
+
+#: Name of the constraint; Optuna treats values above zero as infeasible.
+CONSTRAINT = "feasible"
+#: Excess that is told of a figure that is not known: not infinity, which Optuna's storage does not take.
+_MOST_EXCESS = 1e3
+#: Attribute of an Optuna trial that holds our own record of it.
+RECORD = "autotune"
+#: Start of the names of an Optuna study's attributes that hold its heats.
+HEAT = "autotune_heat_"
+#: Attribute of an Optuna trial that holds its `Prediction`.
+PREDICTED = "autotune_predicted"
+
+
+def distributions(space: Space) -> dict[str, CategoricalDistribution]:
+    """One categorical distribution per knob, over its legal values.
+
+    The baseline's value is always included, even if ``--set`` excludes it: trial 0 uses it.
+    """
+    found = {}
+    for name in space.choices:
+        values = list(space.legal(name))
+        stated = space.baseline.get(name)
+        if stated is not None and not any(v == stated and type(v) is type(stated) for v in values):
+            values.insert(0, stated)
+        found[name] = CategoricalDistribution(values)
+    return found
+
+
+def suggest(trial: optuna.Trial, space: Space) -> dict[str, Value]:
+    """Suggest a configuration for a trial, without inactive knobs."""
+    config: dict[str, Value] = {}
+    for name, distribution in distributions(space).items():
+        if is_idle(name, config):
+            continue
+        config[name] = trial.suggest_categorical(name, distribution.choices)  # type: ignore[assignment]
+    return config
+
+
+def tell(
+    study: optuna.Study,
+    trial: optuna.Trial,
+    status: TrialStatus,
+    *,
+    scores: Sequence[float],
+    rate_seen_per_s: float | None,
+    excess: float = 0.0,
+) -> None:
+    """Report to Optuna how a trial ended.
+
+    ``complete``: its scores, with a violated constraint if it does not meet what is required. Infeasible: PRUNED with a
+    violated constraint, because TPE ignores FAIL. ``pruned``: PRUNED with the rate seen, so that TPE ranks it below
+    complete trials. Anything else: FAIL, because it says nothing about the configuration.
+
+    Args:
+        scores: by each objective; empty if there is none.
+        excess: by how much the trial fails to meet what is required, at most 0 if it meets it.
+    """
+    # If the process was killed between this and tell(), the constraint is set already; Optuna warns about a second one.
+    if not trial.storage.get_trial(trial._trial_id).constraints:
+        violated = 1.0 if status in INFEASIBLE else min(excess, _MOST_EXCESS)
+        trial.set_constraint(CONSTRAINT, max(0.0, violated))
+    if status is TrialStatus.COMPLETE and scores:
+        study.tell(trial, list(scores))
+    elif status in INFEASIBLE:
+        study.tell(trial, state=TrialState.PRUNED)
+    elif status is TrialStatus.PRUNED:
+        if rate_seen_per_s is not None:
+            trial.report(rate_seen_per_s, step=1)
+        study.tell(trial, state=TrialState.PRUNED)
+    else:
+        study.tell(trial, state=TrialState.FAIL)
+
+
+def heats_of(study: optuna.Study) -> list[StudyHeat]:
+    """Return the heats of a study, in order."""
+    attributes = study.user_attrs
+    return [StudyHeat.model_validate(attributes[name]) for name in sorted(attributes) if name.startswith(HEAT)]
+
+
+# Restricts any Optuna sampler to configurations that are legal, new and not known to fail.
+
 
 SAMPLERS = ("auto", "tpe", "tpe-multivariate", "gp", "random", "grid")
 #: How many proposals to request from the inner sampler before taking the nearest neighbour of the last one. Optuna
@@ -220,3 +316,206 @@ class CompleteView:
             self._study.tell(self._asked, state=TrialState.FAIL)
         self._asked = self._study.ask()
         return self._study._storage.get_trial(self._asked._trial_id)
+
+
+# Predicts the duration of a trial from those of earlier trials.
+
+#: A graph that the study has compiled before comes from inductor's cache and takes this fraction of the time.
+WARM_COMPILE = 0.3
+#: Prior for the number of steps a trial needs even if each is slow: the first, the warm-up and the minimum windows.
+STEPS, STEPS_SD = 4.0, 4.0
+
+
+class CostModel:
+    """Predicts the seconds of a trial.
+
+    A trial takes a fixed time (start-up, and windows as long as the plan says) plus a number of steps: a line in the
+    step time, fitted by least squares with a prior that keeps the number of steps near `STEPS`. Compile seconds are
+    separate: the largest seen per mode with a cold cache, and a fraction of that if the same graph was compiled before.
+    A trial that ran out of time while it compiled is a lower bound.
+
+    Args:
+        usual_s: duration of a trial without compiling, before one has been observed.
+        compile_limit_s: time limit of compiling; what is expected to take longer never ends.
+        must_compile: every mode on offer compiles. Then one is tried at least once, however long it is guessed to take.
+
+    Attributes:
+        startup_s: the shortest time from the start of a trial to its first step; 0 before there was one.
+    """
+
+    def __init__(self, usual_s: float = 0.0, *, compile_limit_s: float = math.inf, must_compile: bool = False) -> None:
+        self.startup_s = 0.0
+        self._usual_s = usual_s
+        self._compile_limit_s = compile_limit_s
+        self._must_compile = must_compile
+        #: Seconds after which compiling in a mode was ended by a time limit.
+        self._at_least_s: dict[str, float] = {}
+        self._plain: list[tuple[float, float]] = []
+        self._compile_s: dict[str, float] = {}
+        self._compiled: set[str] = set()
+        self._line: tuple[float, float] | None = None
+
+    def learn(self, config: Config, result: TrialResult) -> None:
+        """Record the duration of a complete trial, the compile time of any trial that got past compiling, and the time
+        in which one did not."""
+        mode, compile_s = mode_of(config), result.phase_s.get(Phase.COMPILE, 0.0)
+        if mode != "off" and result.status is TrialStatus.TIMEOUT and result.phase is Phase.COMPILE:
+            self._at_least_s[mode] = max(compile_s, self._at_least_s.get(mode, 0.0))
+        if mode != "off" and result.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED):
+            if graph(config) not in self._compiled:
+                self._compile_s[mode] = max(compile_s, self._compile_s.get(mode, 0.0))
+            self._compiled.add(graph(config))
+        measurement = result.measurement
+        if result.status is not TrialStatus.COMPLETE or measurement is None:
+            return
+        self.startup_s = min(self.startup_s or math.inf, measurement.startup_s)
+        step_s = int(config["batch_size"]) / measurement.samples_per_s
+        wall_s = result.wall_s if mode == "off" else max(0.0, result.wall_s - compile_s)
+        self._plain.append((wall_s, step_s))
+        self._line = None
+
+    def learn_entrant(self, entrant: HeatEntrant) -> None:
+        """Record the compile time of an entrant of a heat: its first step."""
+        mode = mode_of(entrant.config)
+        if mode != "off" and any(entrant.turns) and entrant.first_step_s is not None:
+            self._compile_s[mode] = max(entrant.first_step_s, self._compile_s.get(mode, 0.0))
+            self._compiled.add(graph(entrant.config))
+
+    def expected_s(self, config: Config, rate_per_s: float | None = None) -> float:
+        """Return the approximate duration of a trial; infinite if its compilation would exceed its limit.
+
+        Args:
+            rate_per_s: the rate it is expected to run at; ``None`` for the step time of the median trial.
+        """
+        fixed_s, steps = self.line
+        step_s = self.usual_step_s if rate_per_s is None else int(config["batch_size"]) / rate_per_s
+        return fixed_s + steps * step_s + self.compile_s(mode_of(config), graph(config))
+
+    def compile_s(self, mode: str, name: str) -> float:
+        """Return the expected compile time; infinite if it would exceed its limit.
+
+        Args:
+            name: the `graph`.
+        """
+        if mode == "off":
+            return 0.0
+        # Once something has compiled in this mode, one that did not end in time says little about the others.
+        least_s = self._compile_s[mode] if mode in self._compile_s else self._at_least_s.get(mode, 0.0)
+        guess_s = 0.0 if mode in self._compile_s else GUESS_S.get(mode, max(GUESS_S.values()))
+        cold_s = max(least_s, guess_s)
+        if name in self._compiled:
+            return WARM_COMPILE * cold_s
+        return math.inf if (least_s if self._must_compile else cold_s) >= self._compile_limit_s else cold_s
+
+    def has_compiled(self, mode: str) -> bool:
+        """Return whether compile times in the mode are known from a compilation, and not only guessed."""
+        return mode == "off" or mode in self._compile_s
+
+    @property
+    def usual_step_s(self) -> float:
+        """Step time of the median trial."""
+        return median([step_s for _, step_s in self._plain] or [0.0])
+
+    @property
+    def line(self) -> tuple[float, float]:
+        """Fixed seconds of a trial, and the number of steps it takes in addition."""
+        if not self._plain:
+            return self._usual_s, 0.0
+        if self._line is None:
+            self._line = _line(self._plain)
+        return self._line
+
+
+def graph(config: Config) -> str:
+    """Return the part of a configuration that inductor's cache depends on."""
+    return key(device_part(config))
+
+
+def cold_compiles(trials: Sequence[Trial], heats: Sequence[Heat]) -> dict[str, float]:
+    """Return the longest first step, in seconds, of each `graph` that was compiled: that with a cold cache.
+
+    A later launch of the same graph meets a warm one, even if it is the first with its configuration.
+    """
+    seen = [(t.config, t.result.measurement.compile_s) for t in trials if t.result.measurement is not None]
+    seen += [(e.config, e.first_step_s or 0.0) for heat in heats for e in heat.entrants if any(e.turns)]
+    found: dict[str, float] = {}
+    for config, seconds in seen:
+        if mode_of(config) != "off":
+            found[graph(config)] = max(seconds, found.get(graph(config), 0.0))
+    return found
+
+
+def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return fixed seconds and steps. Outliers (disturbed trials) affect the fixed part only through its median."""
+    steps_seen = [step_s for _, step_s in points]
+    centre = sum(steps_seen) / len(points)
+    walls = sum(w for w, _ in points) / len(points)
+    # A ridge penalty towards STEPS, scaled to trials that scatter by a second.
+    ridge = 1 / STEPS_SD**2
+    across = sum((s - centre) ** 2 for s in steps_seen) + ridge
+    slope = (sum((s - centre) * (w - walls) for w, s in points) + ridge * STEPS) / across
+    slope = max(0.0, slope)
+    return max(0.0, median(w - slope * s for w, s in points)), slope
+
+
+# What finished trials teach a search and its sampler: configurations to avoid, and the duration of trials.
+
+#: How an entrant of a heat fails for a reason of its own, by the heat's side.
+_LESSONS = {
+    "device": (TrialStatus.OOM, TrialStatus.COMPILE_FAILED, TrialStatus.DIVERGED),
+    "loader": (TrialStatus.SHM_EXHAUSTED,),
+}
+
+
+class Experience:
+    """Lessons and costs from the trials of one study.
+
+    A trial or a heat entered several times counts once, so that a search and its sampler can share an instance without
+    coordination.
+
+    Args:
+        usual_s, compile_limit_s, must_compile: see `CostModel`.
+    """
+
+    def __init__(self, usual_s: float = 0.0, *, compile_limit_s: float = math.inf, must_compile: bool = False) -> None:
+        self.lessons = Lessons()
+        self.costs = CostModel(usual_s, compile_limit_s=compile_limit_s, must_compile=must_compile)
+        self._entered: set[int] = set()
+        self._heats: set[int] = set()
+        #: Keys of the configurations that have completed a trial.
+        self.ran: set[str] = set()
+
+    def learn_heat(self, heat: StudyHeat) -> None:
+        """Learn from a heat that has ended."""
+        if heat.number in self._heats:
+            return
+        self._heats.add(heat.number)
+        for entrant in heat.heat.entrants:
+            # What has run in a process of its own will run there again, whatever happened among others; and what takes
+            # long there, or much of the host's memory, may not do so alone.
+            if key(entrant.config) not in self.ran and (
+                entrant.status in _LESSONS[heat.heat.side] or entrant.refuses is not None
+            ):
+                self.lessons.learn(
+                    entrant.status,
+                    entrant.config,
+                    cannot_compile=entrant.cannot_compile,
+                    refuses=entrant.refuses,
+                )
+            self.costs.learn_entrant(entrant)
+
+    def learn(self, trial: Trial) -> None:
+        """Learn from a finished trial."""
+        # A trial killed while it was created has no configuration; a transient failure says nothing about it.
+        if trial.number in self._entered or not trial.config or trial.result.transient:
+            return
+        self._entered.add(trial.number)
+        if trial.result.status is TrialStatus.COMPLETE:
+            self.ran.add(key(trial.config))
+        self.lessons.learn(
+            trial.result.status,
+            trial.config,
+            cannot_compile=trial.result.cannot_compile,
+            refuses=trial.result.refuses,
+        )
+        self.costs.learn(trial.config, trial.result)

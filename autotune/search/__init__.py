@@ -12,33 +12,31 @@ import uuid
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from autotune.workload.catalog import find_objective
 from autotune.base.clock import timestamp
 from autotune.base.errors import AutotuneError, InterruptedSearch, MachineError, UsageError, WorkloadError
 from autotune.base.files import exclusive_lock, sweep_temporaries
-from autotune.launcher import STUDY_MARK, end_survivors
 from autotune.base.layout import StudyFiles
-from autotune.machine.nvml import kept_open
 from autotune.base.parsing import duration_text
 from autotune.base.records import Config, Finding, Outcome, StudySpec, WorkloadRef
+from autotune.launcher import STUDY_MARK, end_survivors
+from autotune.machine.nvml import kept_open
 from autotune.report import best_so_far_line, leave_page
-from autotune.workload.scoring import Scorer
 from autotune.search.devices import resolve_devices
 from autotune.search.dry_run import DryRun, dry_run_of
-from autotune.search.environment import Environment, run_of
-from autotune.search.left_files import left_sentence
 from autotune.search.request import check_request, require_linux
 from autotune.search.run import SearchResult, search_and_prove
-from autotune.search.setup import Setup, first_headline, set_up
+from autotune.search.script import left_sentence
+from autotune.search.setup import Environment, Setup, first_headline, run_of, set_up
 from autotune.search.study_folders import NEWEST, check_study_name, find_study, new_folder, require_utf8, study_argument
 from autotune.search.warm_start import best_of
 from autotune.space import Space
-from autotune.study.database import open_study
-from autotune.study.failure import note_failure
-from autotune.study.reading import read_trials
+from autotune.study.budget import refuse_reserved
+from autotune.study.database import name_taken, open_study, open_to_read
+from autotune.study.loop import note_failure
 from autotune.study.request import process_mark, read_request, write_request
-from autotune.study.reservation import refuse_reserved
-from autotune.study.shared import name_taken, open_to_read
+from autotune.study.tables import read_trials
+from autotune.workload.catalog import find_objective
+from autotune.workload.scoring import Scorer
 
 __all__ = [
     "NEWEST",
@@ -65,7 +63,8 @@ def search(spec: StudySpec, studies: Path, env: Environment, *, first: Sequence[
             the folder are tried first (`autotune.search.warm_start`).
 
     Raises:
-        AutotuneError: see `autotune.base.errors`. Measurements made until then are in the study's folder; there is none if
+        AutotuneError: see `autotune.base.errors`. Measurements made until then are in the study's folder; there is none
+        if
             the request or the workload failed before the first.
     """
     require_linux()

@@ -13,11 +13,11 @@ from dataclasses import replace
 from itertools import pairwise
 
 from autotune.base.errors import ImpossibleError, UsageError
-from autotune.space.formatting import count, memory_text
-from autotune.machine.cores import allowed_cores, cores_text, equal_shares, parse_cores
-from autotune.machine.gpu import CardWatch, Gpu, NvmlUnavailable, gpus, visible
 from autotune.base.records import StudySpec
+from autotune.machine.cpu_load import allowed_cores, cores_text, equal_shares, parse_cores
+from autotune.machine.gpu import CardWatch, Gpu, NvmlUnavailable, gpus, visible
 from autotune.search.request import Device, resolve_device
+from autotune.space.formatting import count, memory_text
 
 _CPU = "cpu:"
 _CARD = re.compile(r"\d+|(GPU|MIG)-[0-9a-fA-F-]+|MIG-GPU-[0-9a-fA-F-]+/\d+/\d+")

@@ -12,7 +12,7 @@ from optuna.distributions import BaseDistribution
 
 from autotune.base.records import Config
 from autotune.samplers import AutoSampler, Experience, Proposal
-from autotune.samplers.translate import distributions
+from autotune.samplers.sampler import distributions
 from autotune.search.setup import Setup
 from autotune.space import Space, canonical
 from autotune.stats import PRIORS

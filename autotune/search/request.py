@@ -10,24 +10,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.base.errors import MachineError, UnknownNameError, UsageError, WorkloadError
+from autotune.base.records import StudySpec, Value, WorkloadRef
+from autotune.knobs import KNOBS
+from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
+from autotune.launcher.entering import told_values
+from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus, visible, with_instances
+from autotune.machine.nvml import has_nvidia_card
+from autotune.profile import Profile, printable
+from autotune.samplers.sampler import SAMPLERS
+from autotune.search.script import checked_script, refuse_for_workload
+from autotune.search.study_folders import STUDY_NAME, require_utf8
+from autotune.space import SpaceRequest, parse_value
 from autotune.workload.catalog import (
     declared_knobs,
     find_objective,
     find_workload,
     is_named,
 )
-from autotune.launcher.entering import told_values
-from autotune.base.errors import MachineError, UnknownNameError, UsageError, WorkloadError
-from autotune.knobs import KNOBS
-from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
-from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus, visible, with_instances
-from autotune.machine.nvml import has_nvidia_card
-from autotune.profile import Profile, printable
-from autotune.base.records import StudySpec, Value, WorkloadRef
-from autotune.samplers.sampler import SAMPLERS
-from autotune.search.script import checked_script, refuse_for_workload
-from autotune.search.study_folders import STUDY_NAME, require_utf8
-from autotune.space import SpaceRequest, parse_value
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+|:(GPU|MIG)-[0-9a-fA-F-]+|:MIG-GPU-[0-9a-fA-F-]+/\d+/\d+)?")
 

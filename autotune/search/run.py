@@ -9,32 +9,35 @@ from dataclasses import dataclass
 
 from autotune.base.errors import AutotuneError, InfeasibleError, InterruptedSearch, MachineError, NoVerdictError
 from autotune.base.files import write_atomic
-from autotune.space.formatting import count, describe, unmet_text
 from autotune.base.layout import StudyFiles
+from autotune.base.records import Config, Finding, Outcome, Standing, Trial
 from autotune.profile import Profile, read
 from autotune.profile import write as write_profile
-from autotune.base.records import Config, Finding, Outcome, Standing, Trial
 from autotune.report import headline_of
-from autotune.space.requirements import Requirements
 from autotune.samplers import cold_compiles
-from autotune.workload.scoring import Scorer
-from autotune.search.conclusion import MAY_BE_FASTER, Conclusion, conclude, raise_if_nothing_compared
-from autotune.search.data import evicted
-from autotune.search.environment import Run
-from autotune.search.outcome import Course, outcome_of, profile_of
-from autotune.search.setup import Setup
+from autotune.search.outcome import (
+    MAY_BE_FASTER,
+    Conclusion,
+    Course,
+    conclude,
+    outcome_of,
+    profile_of,
+    raise_if_nothing_compared,
+)
+from autotune.search.setup import Run, Setup
 from autotune.search.study_folders import resume_command, study_argument
-from autotune.search.warm_start import winners_elsewhere
+from autotune.search.verify import Contest, Final, Proof, proof_takes_s, prove, with_likely
+from autotune.search.warm_start import evicted, winners_elsewhere
 from autotune.space import Space, key
-from autotune.study.adoption import adopt_folders, adopt_heats
+from autotune.space.formatting import count, describe, unmet_text
+from autotune.space.requirements import Requirements
 from autotune.study.budget import VERDICT_LAUNCHES
 from autotune.study.database import open_shared
-from autotune.study.history import History
-from autotune.study.launch_files import read_launch
+from autotune.study.history import History, adopt_folders, adopt_heats, read_launch
 from autotune.study.launches import Launches
 from autotune.study.loop import StudyLoop
 from autotune.study.request import read_request, write_request
-from autotune.search.verify import Contest, Final, Proof, proof_takes_s, prove, with_likely
+from autotune.workload.scoring import Scorer
 
 
 @dataclass(frozen=True)

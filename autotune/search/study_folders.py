@@ -13,7 +13,7 @@ from pathlib import Path
 from autotune.base.errors import MachineError, UnknownNameError, UsageError
 from autotune.base.layout import DEFAULT_STUDIES, StudyFiles
 from autotune.base.records import StudySpec, WorkloadRef
-from autotune.study.reservation import refuse_reserved
+from autotune.study.budget import refuse_reserved
 
 STUDY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 #: Stands for the study that was begun last.

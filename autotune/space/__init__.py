@@ -5,9 +5,10 @@ A `Space` is built once per study from facts (a probe of the device and the work
 change.
 """
 
-from autotune.space.building import SpaceRequest, build_space
+from autotune.space.building import Choice, Space, SpaceRequest, build_space
 from autotune.space.configuration import (
     AT_ONCE,
+    Lessons,
     canonical,
     delivery_part,
     device_part,
@@ -19,6 +20,7 @@ from autotune.space.configuration import (
     loader_part,
     loads_as,
     maths_part,
+    memory_part,
     parse_value,
     samples_at_once,
     settings,
@@ -26,8 +28,6 @@ from autotune.space.configuration import (
     too_large,
     why_apart,
 )
-from autotune.space.legal import Choice, Space
-from autotune.space.lessons import Lessons, memory_part
 
 __all__ = [
     "AT_ONCE",

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 
+from autotune.base.records import Config, Figure, Measurement, Side, Standing, Trial, TrialStatus, Value
 from autotune.knobs import KNOBS, Scope, spell
 from autotune.knobs.batch_size import KNOB as BATCH
 from autotune.knobs.compile_mode import phase_text
 from autotune.knobs.num_workers import WORKERS
-from autotune.base.records import Config, Figure, Measurement, Side, Standing, Trial, TrialStatus, Value
 from autotune.space.requirements import Requirements
 
 #: Maximum distance between a value and the middle of its interval, as a fraction of the interval's width, up to which

@@ -16,8 +16,10 @@ Each formula cites its source in its docstring.
 
 from autotune.stats.launches import (
     PRIORS,
+    ComparedRounds,
     at_equal_clocks,
     clocks_allow,
+    compare_rounds,
     interval_of,
     launch_noise,
     launch_rate,
@@ -26,10 +28,21 @@ from autotune.stats.launches import (
     rounds_to_show,
     speedup,
 )
-from autotune.stats.more import gain_per_round
-from autotune.stats.pruning import FEWEST_WINDOWS, surely_slow
-from autotune.stats.rate import LaunchNoise, Rate, autocorrelation, rate_of, with_epoch_turn
-from autotune.stats.rounds import ComparedRounds, compare_rounds
+from autotune.stats.rate import (
+    FEWEST_WINDOWS,
+    LEAST_STEPS,
+    LaunchNoise,
+    Rate,
+    Settling,
+    autocorrelation,
+    even_after,
+    gain_per_round,
+    rate_of,
+    settled_at,
+    surely_slow,
+    t_quantile,
+    with_epoch_turn,
+)
 from autotune.stats.same_data import (
     DataComparison,
     compare_data,
@@ -39,8 +52,6 @@ from autotune.stats.same_data import (
     times_read,
     why_not_copied,
 )
-from autotune.stats.settling import LEAST_STEPS, Settling, even_after, settled_at
-from autotune.stats.student import t_quantile
 
 __all__ = [
     "FEWEST_WINDOWS",

@@ -1,18 +1,305 @@
-"""What a search may still try, in what time, and what it tries before the sampler's proposals."""
+"""What a search may still try, and when it ends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
 
-from autotune.base.records import Config, Heat, StudyHeat, TrialStatus
-from autotune.samplers import Experience
+from autotune import stats
+from autotune.base.errors import UnscoredError
+from autotune.base.records import Config, Heat, Measurement, Phase, StudyHeat, Trial, TrialStatus, Value
+from autotune.knobs.compile_mode import eager
+from autotune.knobs.num_workers import KNOB as WORKERS
+from autotune.samplers import WARM_COMPILE, Experience
+from autotune.samplers.auto.rates import MOSTLY_DEVICE
 from autotune.space import Space, canonical, is_loaders, key, loads_as
-from autotune.study.budget import ALONE_SHARE, Budget
-from autotune.study.complete import CompleteTrials, is_device_bound
-from autotune.study.history import History
-from autotune.study.own_batch import Debt, owed
-from autotune.study.search_time import SearchTime
-from autotune.study.starving import waits_as_long
+from autotune.space.requirements import Requirements
+from autotune.study.budget import ALONE_SHARE, CHECK_LAUNCHES, Budget, search_share
+from autotune.study.history import History, PastContest
+from autotune.workload.scoring import Scorer
+
+# The trial that a search owes its user: the best found, with the batch size that the user trains with.
+
+
+@dataclass(frozen=True)
+class Debt:
+    """The configuration that is owed, and the seconds that its trial is expected to take."""
+
+    config: dict[str, Value]
+    expected_s: float
+
+    def is_for(self, config: Config) -> bool:
+        """Return whether this is the configuration that is owed."""
+        return key(config) == key(self.config)
+
+
+def owed(
+    space: Space, best: Trial | None, baseline: Trial | None, tried: Collection[str], experience: Experience
+) -> Debt | None:
+    """Return the twin of the best configuration that trains as the baseline does, if it has not been tried.
+
+    The twin is eager, because compiling for another batch may take longer than is left, unless only compiled
+    configurations are legal.
+
+    Returns:
+        ``None`` if the best trains as the baseline does, is not better than it, or has no legal twin that can end.
+    """
+    if best is None or baseline is None or space.same_training(best.config):
+        return None
+    if best.score is None or baseline.score is None or best.score <= baseline.score:
+        return None
+    own = {n: v for n, v in space.baseline.items() if n == "batch_size" or n.startswith("workload.")}
+    kept = {n: v for n, v in best.config.items() if n in space.speed_only}
+    compiled = canonical({**best.config, **own, **kept})
+    legal = (c for c in (eager(compiled), compiled) if space.refusal(c) is None)
+    found = next(legal, None)
+    if found is None or key(found) in tried or experience.lessons.rule_out(found):
+        return None
+    expected_s = experience.costs.expected_s(found)
+    return None if math.isinf(expected_s) else Debt(found, expected_s)
+
+
+# Trainings that wait for their loader: which winners of other studies are not worth being tried first, because they
+# leave a starving loader alone, and which trials cannot run beside others.
+
+#: If a training waits for its loader for more than this part of a step, what its device gains hardly matters: at most
+#: 1 / WAITS (Amdahl, AFIPS 1967).
+WAITS = 2 / 3
+#: A training that waits for less than this part of a step hardly changes with what others read.
+READS = 0.2
+
+
+def waits_as_long(config: Config, baseline: Trial | None) -> bool:
+    """Return whether a configuration has as many workers as a baseline that mostly waits for its loader.
+
+    It could gain little, and its trial would take as long as the baseline's. The sampler is free to propose it later.
+    """
+    measured = None if baseline is None else baseline.result.measurement
+    if baseline is None or measured is None or (measured.loader_wait_fraction or 0.0) <= WAITS:
+        return False
+    return config.get(WORKERS.name) == baseline.config.get(WORKERS.name)
+
+
+def waits_for_the_disk(trial: Trial) -> bool:
+    """Return whether a complete trial waited for files that are not known to be in the page cache.
+
+    Beside others it would have to share the disk, or the network, with what they read.
+    """
+    measured = trial.result.measurement
+    if measured is None or measured.page_cache not in ("cold", "unknown"):
+        return False
+    return (measured.loader_wait_fraction or 0.0) > READS
+
+
+# The complete trials of a study: what they score, which of them is ahead, and how much launches scatter.
+
+
+class TrialScores:
+    """Scores trials by the objectives of a study.
+
+    Args:
+        further: of further objectives, which Optuna's samplers consider, too.
+        by_rate: the search is for the rate itself.
+        baseline: its score must be known.
+        says: called with a sentence about a trial that has none.
+    """
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        further: Sequence[Scorer],
+        *,
+        by_rate: bool,
+        baseline: Config,
+        says: Callable[[str], None],
+    ) -> None:
+        self._scorer = scorer
+        self._further = further
+        self._by_rate = by_rate
+        self._baseline = baseline
+        self._says = says
+
+    def fields(self, trial: Trial, measurement: Measurement) -> dict[str, Any]:
+        """Return a trial's scores as its fields; none if an objective lacks a figure of this launch, as when a counter
+        did not answer once.
+
+        Raises:
+            UnscoredError: it is the baseline.
+        """
+        try:
+            score = measurement.samples_per_s if self._by_rate else self._scorer.score(measurement)
+            return {"score": score, "further": tuple(other.score(measurement) for other in self._further)}
+        except UnscoredError as error:
+            if key(trial.config) == key(self._baseline):
+                raise
+            self._says(f"trial {trial.number} has no score: {error}")
+            return {}
+
+    def judged(self, measurement: Measurement) -> float:
+        """Return what a launch scores by an objective that chooses among the fastest; 0 if that is not known."""
+        return self._scorer.known(measurement) or 0.0
+
+
+class CompleteTrials:
+    """The trials that have a score.
+
+    Args:
+        reference: the configuration of the baseline. required: what the winner must meet.
+        usual: what launches scatter by, until repeats have shown it.
+
+    Attributes:
+        baseline: the baseline's first complete trial: trial 0, or the one that repeated it; ``None`` before that.
+        ordered: all of them, best first; those that do not meet what is required come last.
+    """
+
+    def __init__(self, reference: Config, required: Requirements, usual: stats.LaunchNoise) -> None:
+        self.baseline: Trial | None = None
+        self.ordered: list[Trial] = []
+        self._reference = reference
+        self._required = required
+        self._usual = usual
+        #: Rates of each configuration's complete trials.
+        self._launched: dict[str, list[stats.Rate]] = {}
+
+    @property
+    def noise(self) -> stats.LaunchNoise:
+        """Variation between launches of equal configurations, from repeated launches, or else the usual value."""
+        repeated = [rates for rates in self._launched.values() if len(rates) > 1]
+        return stats.launch_noise(repeated, prior=self._usual)
+
+    @property
+    def best(self) -> Trial | None:
+        return next(iter(self.ordered), None)
+
+    @property
+    def ends(self) -> list[Trial]:
+        """The baseline's trial, and the best one of several."""
+        best = self.ordered[:1] if len(self.ordered) > 1 else []
+        return [trial for trial in (self.baseline, *best) if trial is not None]
+
+    @property
+    def fitting(self) -> list[Trial]:
+        """Those that meet what is required."""
+        return [trial for trial in self.ordered if self._required.allow(trial)]
+
+    def enter(self, trial: Trial) -> None:
+        """Enter a trial, if it is complete."""
+        measurement = trial.result.measurement
+        if trial.result.status is not TrialStatus.COMPLETE or trial.score is None:
+            return
+        self.ordered.append(trial)
+        self.ordered.sort(key=lambda t: (not self._required.allow(t), -(t.score or 0.0)))
+        if self.baseline is None and key(trial.config) == key(self._reference):
+            self.baseline = trial
+        if measurement is not None:
+            rate = stats.Rate(measurement.samples_per_s, *measurement.ci95_per_s)
+            self._launched.setdefault(key(trial.config), []).append(rate)
+
+    def leave_out(self, is_wrong: Callable[[Config], bool]) -> None:
+        """Leave out configurations that do not train as they should."""
+        self.ordered = [trial for trial in self.ordered if not is_wrong(trial.config)]
+
+
+def is_device_bound(space: Space, trials: Sequence[Trial]) -> bool:
+    """Return whether the baseline hardly waits for its loader, so that what its device gains is a gain."""
+    seen = [t.result.measurement for t in trials if t.config and key(t.config) == key(space.baseline)]
+    waits = [m.loader_wait_fraction for m in seen if m is not None]
+    return any(part is not None and part <= MOSTLY_DEVICE for part in waits)
+
+
+# The part of a study's budget that searching may take; what is left is for the proof.
+
+#: A search whose contest nothing has won goes on if there is time for this many trials, for this part of it: one trial,
+#: its check, two rounds, and holding are eight.
+_AGAIN_TRIALS, _AGAIN_PART = 12, 0.5
+#: A budget for fewer launches is short.
+SHORT_LAUNCHES = 12
+#: Seconds are kept for showing a gain of this much, as a natural logarithm, in no more than so many rounds.
+_PROMISING, _MOST_ROUNDS = 0.03, 4
+
+
+class SearchTime:
+    """Counts the seconds left for searching.
+
+    Args:
+        complete: the trials that have a score.
+        adopts: the search's own launches count as a round of the proof (see `StudyLoop.in_turns`).
+    """
+
+    def __init__(self, budget: Budget, history: History, complete: CompleteTrials, *, adopts: bool) -> None:
+        self._budget = budget
+        self._history = history
+        self._complete = complete
+        self._adopts = adopts
+
+    @property
+    def share(self) -> float:
+        """The fraction of the budget that searching may take."""
+        limit_s = self._budget.limit_s
+        contests = [contest.until_s / limit_s for contest in self._history.contests]
+        return max([search_share(limit_s, self._usual_s), *contests])
+
+    @property
+    def left_s(self) -> float:
+        verdict_s = self._budget.left_s - self._verdict_s
+        if self.is_whole:
+            return verdict_s
+        return min(verdict_s, self.share * self._budget.limit_s - self._budget.spent_s)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no more of the budget is kept for the proof than one takes: of a short budget a part says
+        nothing, and while nothing but the baseline has completed there is nothing to prove."""
+        return len(self._complete.ends) < 2 or (self.is_short and not self._history.contests)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the budget has time for few launches, each of which has to be the right one."""
+        return bool(self._complete.ends) and self._budget.limit_s < SHORT_LAUNCHES * self._usual_s
+
+    @property
+    def _verdict_s(self) -> float:
+        """Seconds that showing the gain of the best so far, or of one to come, takes at least, in launches of two in
+        turns: without them another trial would only be another guess."""
+        best, baseline = self._complete.best, self._complete.baseline
+        if best is None or baseline is None or not best.rate_per_s or not baseline.rate_per_s:
+            return 0.0
+        gain, others = math.log(best.rate_per_s / baseline.rate_per_s), len(self._complete.ordered) - 1
+        if gain < _PROMISING:
+            # Of a candidate to come. Where there is no time for that, its launch is some evidence.
+            to_come_s = 2 * (2 - self._adopts) * self._usual_s
+            fits = self._budget.left_s >= to_come_s + fmean(t.result.wall_s for t in self._complete.ends)
+            return to_come_s if others or fits else 0.0
+        rounds = stats.rounds_to_show(gain, self._complete.noise, among=others + 1, most=_MOST_ROUNDS)
+        start_s = best.result.measurement.startup_s if best.result.measurement is not None else 0.0
+        check_s = CHECK_LAUNCHES * start_s if self._adopts else 0.0
+        return 2 * (rounds - self._adopts) * self._usual_s + check_s
+
+    @property
+    def _usual_s(self) -> float:
+        """Seconds of a usual launch in the proof, which finds in the cache what a trial compiled."""
+        saved = 1 - WARM_COMPILE
+        return fmean(t.result.wall_s - saved * t.result.phase_s.get(Phase.COMPILE, 0.0) for t in self._complete.ends)
+
+    def go_on(self, entered: Sequence[Trial], searched_s: float) -> bool:
+        """Let the search go on after a contest that none of these trials has won; return whether there is time for it.
+
+        Args:
+            searched_s: seconds of the budget that were spent when the contest began.
+        """
+        left_s = self._budget.left_s
+        if not entered or _AGAIN_TRIALS * self._usual_s > left_s:
+            return False
+        until_s = self._budget.spent_s + _AGAIN_PART * left_s
+        numbers = tuple(trial.number for trial in entered)
+        self._history.go_on(PastContest(numbers, self._history.newest, searched_s, until_s))
+        return True
+
+
+# What a search may still try, in what time, and what it tries before the sampler's proposals.
 
 #: A trial that takes this many times the expected duration is stopped.
 PATIENCE = 3.0

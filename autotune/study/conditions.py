@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from autotune.base.errors import MachineError
 from autotune.base.files import read_regular, write_atomic
-from autotune.knobs import spell
 from autotune.base.layout import StudyFiles
 from autotune.base.records import SCHEMA_VERSION, Fingerprint, Record
+from autotune.knobs import spell
 from autotune.space import Space
 
 #: Key of the baseline in the stored space, next to the knobs' names.

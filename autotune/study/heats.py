@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 
-from autotune.knobs import shares
 from autotune.base.records import ATTEMPTS, Config, Heat, HeatEntrant, HeatPlan, TrialResult, TrialStatus
+from autotune.knobs import shares
 
 
 def run_heat(launch: Callable[[int, HeatPlan], TrialResult], plan: HeatPlan) -> Heat:

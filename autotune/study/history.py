@@ -1,37 +1,75 @@
-"""The stored trials of a study: a plain Optuna study, in ``study.db`` or in a database that several machines share.
-
-Optuna's trials, with one user attribute each, hold everything that a resume needs. The tables ``autotune_launches`` and
-``autotune_settings`` beside them are for people; they can be rebuilt from the launches' folders at any time.
-"""
+"""What a study has done so far."""
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import asdict, dataclass
 
 import optuna
 from optuna.trial import TrialState
 
 from autotune.base.errors import ResumeRefusedError
-from autotune.base.layout import StudyFiles
+from autotune.base.files import read_regular, write_atomic
+from autotune.base.layout import LaunchFiles, StudyFiles
 from autotune.base.records import (
     ATTEMPTS,
     Config,
     Fingerprint,
+    HeatPlan,
+    LaunchKind,
+    LedgerRow,
     Measurement,
+    Phase,
     Prediction,
     StudyHeat,
     Trial,
     TrialResult,
+    TrialSpec,
     TrialStatus,
     Value,
 )
-from autotune.samplers.translate import HEAT, PREDICTED, RECORD, heats_of, suggest, tell
+from autotune.launcher.verdict import MAX_RESULT_BYTES
+from autotune.samplers.sampler import HEAT, PREDICTED, RECORD, distributions, heats_of, suggest, tell
 from autotune.space import Space, key
 from autotune.study.conditions import StudyConditions, conditions_of, read_conditions, write_conditions
 from autotune.study.database import OURS, open_study, writing
-from autotune.study.launch_files import read_launch, write_result
+from autotune.study.heats import run_heat
+
+# The files of launches: what was asked of each, and how it ended.
+
+
+def read_launch(files: LaunchFiles) -> tuple[TrialSpec | None, TrialResult | None]:
+    """Read the spec and the result in a launch's folder; each is ``None`` if it is missing or unreadable."""
+    spec: TrialSpec | None = None
+    result: TrialResult | None = None
+    with contextlib.suppress(OSError, ValueError):
+        spec = TrialSpec.model_validate_json(read_regular(files.spec, MAX_RESULT_BYTES))
+        result = TrialResult.model_validate_json(read_regular(files.result, MAX_RESULT_BYTES))
+    return spec, result
+
+
+def read_launches(files: StudyFiles) -> Iterator[tuple[TrialSpec, TrialResult]]:
+    """Read every readable launch of a study: the trials in order, then the launches outside the search."""
+    for folder in (*sorted(files.trials.glob("*")), *sorted(files.launches.glob("*"))):
+        spec, result = read_launch(LaunchFiles(folder))
+        if spec is not None and result is not None:
+            yield spec, result
+
+
+def write_result(files: LaunchFiles, result: TrialResult) -> None:
+    """Write a result to the folder of a launch that could not write its own."""
+    files.folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(files.result, result.model_dump_json())
+
+
+# The stored trials of a study: a plain Optuna study, in ``study.db`` or in a database that several machines share.
+#
+# Optuna's trials, with one user attribute each, hold everything that a resume needs. The tables ``autotune_launches``
+# and ``autotune_settings`` beside them are for people; they can be rebuilt from the launches' folders at any time.
+
 
 FINGERPRINT = f"{OURS}fingerprint"
 SPACE = f"{OURS}space"
@@ -325,3 +363,177 @@ def finished(trials: list[optuna.trial.FrozenTrial]) -> list[Trial]:
         Trial.model_validate(t.user_attrs[RECORD]) for t in trials if t.state.is_finished() and RECORD in t.user_attrs
     ]
     return sorted(found, key=lambda t: t.number)
+
+
+# Takes trials and heats that only their folders know of back into a study's database.
+
+
+def adopt_folders(files: StudyFiles, history: History, space: Space, now: Fingerprint) -> None:
+    """Mark the trials that the database lacks as running; `History.recover` then reads their results.
+
+    The database has been moved away, or replaced by an older copy. New trials would get the numbers of these, and
+    overwrite their folders.
+
+    Args:
+        now: this machine, workload and data.
+
+    Raises:
+        ResumeRefusedError: a trial was measured with another workload, or on other data.
+        MachineError: the database cannot be written.
+    """
+    study = history.optuna
+    known = study.get_trials(deepcopy=False)
+    offered = distributions(space)
+    numbers = [int(f.name) for f in files.trials.glob("*") if f.name.isdecimal()]
+    with writing(files):
+        for frozen in known:
+            # A trial that waits has not been launched, and only a launch makes a folder.
+            if frozen.state is TrialState.WAITING and files.trial(frozen.number).folder.exists():
+                study._storage.set_trial_state_values(frozen._trial_id, TrialState.RUNNING)
+        for number in range(len(known), max(numbers, default=-1) + 1):
+            spec, _ = read_launch(files.trial(number))
+            if spec is not None:
+                _refuse_others(files, spec, now)
+            config = {n: v for n, v in spec.config.items() if n in offered and v in offered[n].choices} if spec else {}
+            study.add_trial(
+                optuna.create_trial(
+                    state=TrialState.RUNNING,
+                    params=config,
+                    distributions={n: offered[n] for n in config},
+                    user_attrs={"repeats": spec.repeats if spec else None},
+                )
+            )
+
+
+def adopt_heats(files: StudyFiles, history: History) -> None:
+    """Store the heats that the database lacks and that have ended, as their folders show."""
+    known = {heat.number for heat in history.heats}
+    names = [f.name.removeprefix("heat-").removesuffix("-1") for f in files.launches.glob("heat-*-1")]
+    lacking = sorted({int(n) for n in names if n.isdecimal()} - known)
+    trials = [int(f.name) for f in files.trials.glob("*") if lacking and f.name.isdecimal()]
+    results = [read_launch(files.trial(number))[1] for number in trials]
+    trials_s = [result.began_s for result in results if result is not None and result.began_s is not None]
+    for number in lacking:
+        spec, _ = read_launch(files.launch(f"heat-{number}-1"))
+        wall_s, began_s = 0.0, math.inf
+
+        def stored(attempt: int, plan: HeatPlan, number: int = number) -> TrialResult:
+            nonlocal wall_s, began_s
+            spec, result = read_launch(files.launch(f"heat-{number}-{attempt}"))
+            if result is None or result.status is TrialStatus.INTERRUPTED or spec is None or spec.heat != plan:
+                raise _UnfinishedError
+            wall_s += result.wall_s
+            began_s = min(began_s, math.inf if result.began_s is None else result.began_s)
+            return result
+
+        if spec is not None and spec.heat is not None:
+            with contextlib.suppress(_UnfinishedError):
+                found = run_heat(stored, spec.heat)
+                after = sum(trial_s < began_s for trial_s in trials_s)
+                history.record_heat(StudyHeat(number=number, after=after, heat=found, wall_s=wall_s))
+
+
+class _UnfinishedError(Exception):
+    """A launch of a heat has no result."""
+
+
+def _refuse_others(files: StudyFiles, spec: TrialSpec, now: Fingerprint) -> None:
+    # The rest of the fingerprint is in `conditions.json`, which older studies lack.
+    then = {"workload_sha256": spec.workload.sha256, "data_identity": spec.data.identity}
+    rows = [(name, was, str(now.values[name])) for name, was in then.items() if was != now.values.get(name, was)]
+    if rows:
+        raise ResumeRefusedError(
+            f"{spec.launch} of study {files.name!r} was measured under other conditions",
+            rows,
+            advice="restore the conditions, or start a new study with `autotune search`.",
+        )
+
+
+# Accounts for the time of a study, from the results in its launches' folders.
+
+
+BETWEEN = "between launches"
+_PURPOSES = {
+    LaunchKind.PROBE: "probing",
+    LaunchKind.MEASURE: "verifying",
+    LaunchKind.TRAIN_CHECK: "checking that it trains",
+    LaunchKind.HOLD: "holding",
+    LaunchKind.DEVICE_ONLY: "ceilings",
+    LaunchKind.LOADER_ONLY: "ceilings",
+    LaunchKind.HEAT: "heats",
+}
+_ORDER = (
+    *("probing", "heats", "searching", "checking that it trains", "comparing data", "verifying"),
+    *("holding", "ceilings", "ablation", BETWEEN),
+)
+
+
+def seconds_by_purpose(files: StudyFiles, elapsed_s: float) -> tuple[LedgerRow, ...]:
+    """Return one row per purpose, in the order of a search. The last row is the time between launches.
+
+    A killed launch counts with what is known of it. A repeated launch counts once, because its folder holds the last
+    attempt only. Time of an interrupted run that is not covered by a launch's folder counts as between launches.
+    """
+    rows: dict[str, LedgerRow] = {}
+    results = []
+    for spec, result in read_launches(files):
+        purpose = _purpose(spec)
+        row = rows.get(purpose) or LedgerRow(purpose=purpose, launches=0, seconds=0.0)
+        rows[purpose] = _add(row, result)
+        results.append(result)
+    between_s = max(0.0, elapsed_s - _covered_s(results))
+    rows[BETWEEN] = LedgerRow(purpose=BETWEEN, launches=0, seconds=between_s, rest_s=between_s)
+    return tuple(rows[name] for name in _ORDER if name in rows)
+
+
+def _covered_s(results: Sequence[TrialResult]) -> float:
+    """Return the seconds in which any launch ran: several may have run side by side.
+
+    Those of older versions do not tell when they began, and ran one after another.
+    """
+    covered_s = sum(r.wall_s for r in results if r.began_s is None)
+    until_s = -math.inf
+    for began_s, ended_s in sorted((r.began_s, r.began_s + r.wall_s) for r in results if r.began_s is not None):
+        covered_s += max(0.0, ended_s - max(began_s, until_s))
+        until_s = max(until_s, ended_s)
+    return covered_s
+
+
+def _purpose(spec: TrialSpec) -> str:
+    if spec.number is not None:
+        return "searching"
+    if spec.launch.startswith("data-"):
+        return "comparing data"
+    if spec.launch.startswith("ablate-"):
+        return "ablation"
+    return _PURPOSES[spec.kind]
+
+
+def _add(row: LedgerRow, result: TrialResult) -> LedgerRow:
+    phases = result.phase_s
+    start_s = phases.get(Phase.LOAD, 0.0) + phases.get(Phase.BUILD, 0.0)
+    compile_s = phases.get(Phase.COMPILE, 0.0)
+    kept_s = result.measurement.measured_s if result.measurement is not None else 0.0
+    if result.heat is not None:
+        kept_s = result.heat.measured_s
+        # The models are compiled in turn, which the phases do not add up.
+        compile_s = sum(e.first_step_s or 0.0 for e in result.heat.entrants)
+    # Steps cut from the front of the windows by steady-state detection count as warm-up.
+    warmup_s = phases.get(Phase.WARMUP, 0.0)
+    if result.measurement is not None:
+        warmup_s = max(warmup_s, result.measurement.warmup_s)
+    parts_s = [start_s, compile_s, warmup_s, kept_s]
+    if sum(parts_s) > result.wall_s:
+        # Phases and steps are timed by different clocks, and the first steps of a heat may be inside its turns.
+        parts_s = [part * result.wall_s / sum(parts_s) for part in parts_s]
+    start_s, compile_s, warmup_s, kept_s = parts_s
+    return LedgerRow(
+        purpose=row.purpose,
+        launches=row.launches + 1,
+        seconds=row.seconds + result.wall_s,
+        start_s=row.start_s + start_s,
+        compile_s=row.compile_s + compile_s,
+        warmup_s=row.warmup_s + warmup_s,
+        kept_s=row.kept_s + kept_s,
+        rest_s=row.rest_s + result.wall_s - sum(parts_s),
+    )

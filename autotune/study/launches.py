@@ -1,17 +1,19 @@
-"""Builds the specs of a study's launches and runs them within the budget."""
+"""The launches of a study."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import shutil
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
 
-from autotune.launcher.entering import places
-from autotune.launcher import Launcher
-from autotune.base.layout import StudyFiles
+from autotune.base.layout import LaunchFiles, StudyFiles
 from autotune.base.observer import Observer
 from autotune.base.records import (
     ATTEMPTS,
+    Beat,
     CheckPlan,
     CommandRef,
     Config,
@@ -21,6 +23,7 @@ from autotune.base.records import (
     HoldPlan,
     LaunchKind,
     MeasurePlan,
+    PhaseLimits,
     Side,
     TrialResult,
     TrialSpec,
@@ -28,15 +31,324 @@ from autotune.base.records import (
     Value,
     WorkloadRef,
 )
+from autotune.launcher import Launcher
+from autotune.launcher.entering import places
+from autotune.launcher.lanes import Lanes, OneLane
 from autotune.space import key
 from autotune.study.budget import Budget
+from autotune.study.database import SharedStudy
 from autotune.study.heats import heat_steps
-from autotune.study.launch_files import read_launch
-from autotune.study.plans import heat_plan_for, last_turn_s, limits_for, plan_for, turn_s_for
-from autotune.study.running import Launching, Place, RunningLaunches, once
-from autotune.study.shared import SharedStudy
-from autotune.study.source_watch import SourceWatch
-from autotune.study.tables import LaunchTables
+from autotune.study.history import read_launch, write_result
+from autotune.study.source_watch import SourceWatch, edited_meanwhile
+from autotune.study.tables import LaunchTables, SamplesRead
+
+# Runs a study's launches on its devices, within its budget, and enters each in the study's tables.
+
+
+_T = TypeVar("_T")
+#: Launches, one after another: yields the spec of each, is sent its result, and returns what all of them show.
+Launching = Generator[TrialSpec, TrialResult, _T]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A device of a study, as fields of the specs of its launches."""
+
+    devices: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict)
+    cores: tuple[int, ...] = ()
+
+
+@dataclass
+class _Task:
+    """Launches on one device, one after another.
+
+    Attributes:
+        spec: of the launch that runs now. waits: it has not begun to train, and may be waiting for its device.
+    """
+
+    title: str
+    launching: Launching[Any]
+    then: Callable[[Any], None]
+    spec: TrialSpec
+    waits: bool = True
+
+
+class RunningLaunches:
+    """The launches that run now, at most one on each device.
+
+    Of launches that run side by side, the observer receives the beats of the one that has begun last.
+
+    Args:
+        places: the devices; what is run alone is run on the first.
+        source: the workload's files, if they can be watched.
+        launcher: `Lanes`, as many as there are devices, or the launcher of the only one.
+        stop: called a few times a second; if it returns True, the running launches end as interrupted.
+    """
+
+    def __init__(
+        self,
+        files: StudyFiles,
+        places: Sequence[Place],
+        source: SourceWatch | None,
+        budget: Budget,
+        launcher: Launcher,
+        observer: Observer,
+        stop: Callable[[], bool],
+        tables: LaunchTables | None = None,
+    ) -> None:
+        self._places = places
+        self._source = source
+        self._budget = budget
+        self._lanes = launcher if isinstance(launcher, Lanes) else OneLane(launcher)
+        self._observer = observer
+        self._stop = stop
+        self.tables = tables or LaunchTables(files)
+        self.reading = SamplesRead(files)
+        self._tasks: dict[int, _Task] = {}
+        self._shown: _Task | None = None
+        #: The device whose launch was the first to train after a pause of the budget.
+        self._resumed: int | None = None
+
+    @property
+    def devices(self) -> int:
+        """Number of devices."""
+        return self._lanes.count
+
+    @property
+    def number(self) -> int:
+        """Number of devices on which something runs."""
+        return len(self._tasks)
+
+    @property
+    def free(self) -> int:
+        """Number of devices on which nothing runs."""
+        return max(0, self.devices - len(self._tasks))  # some may have gone while something ran on them
+
+    def alone(self, title: str, launching: Launching[_T]) -> _T:
+        """Run launches on the first device, while nothing else runs; return what they show.
+
+        Raises:
+            WorkloadError: the workload's files have been edited.
+            MachineError: see `Launcher`.
+        """
+        found: list[_T] = []
+        try:
+            self.begin(title, launching, found.append)
+            while not found:
+                self.end()
+        except BaseException:
+            self.abandon()
+            raise
+        return found[0]
+
+    def begin(self, title: str, launching: Launching[_T], then: Callable[[_T], None]) -> None:
+        """Begin launches on a free device.
+
+        Args:
+            title: names their purpose.
+            then: called by `end` with what they have shown.
+
+        Raises:
+            WorkloadError, MachineError: as `alone`.
+        """
+        lane = next(lane for lane in range(self._lanes.count) if lane not in self._tasks)
+        spec, shown = _next(launching, None)
+        if spec is None:  # an earlier run of the study has made all of them
+            then(shown)
+        else:
+            self._launch(lane, title, launching, then, spec)
+
+    def end(self) -> None:
+        """Wait until the launches on one device have ended, and call what was to be called then.
+
+        Raises:
+            WorkloadError, MachineError: as `alone`.
+        """
+        while True:
+            lane, result = self._lanes.end()
+            task = self._tasks.pop(lane)
+            result = self._entered(lane, task.spec, result)
+            spec, shown = _next(task.launching, result)
+            if spec is None:
+                task.then(shown)
+                return
+            self._launch(lane, task.title, task.launching, task.then, spec)
+
+    def abandon(self) -> None:
+        """End everything that runs. A resumed study finds the results in the launches' folders."""
+        self._lanes.abandon()
+        self._budget.resume()
+        while self._tasks:
+            _, task = self._tasks.popitem()
+            _clear(task.spec)
+
+    def _launch(
+        self, lane: int, title: str, launching: Launching[Any], then: Callable[[Any], None], spec: TrialSpec
+    ) -> None:
+        if self._source is not None:
+            self._source.check()
+        first = self.reading.after([task.spec for task in self._tasks.values()])
+        spec = spec.model_copy(update={**asdict(self._places[lane]), "first_sample": first})
+        if spec.heat is None:
+            self._observer.launch_begins(title, spec.config)
+        else:
+            self._observer.heat_begins(title, spec.heat.entrants)
+        task = self._shown = self._tasks[lane] = _Task(title, launching, then, spec)
+        self._pause()
+
+        def beat(found: Beat) -> None:
+            if task.waits:
+                task.waits = False
+                self._resume(lane)
+            if task is self._shown:
+                self._observer.beat(found)
+
+        self._lanes.begin(lane, spec, on_beat=beat, stop=self.should_stop)
+
+    def _entered(self, lane: int, spec: TrialSpec, result: TrialResult) -> TrialResult:
+        """Enter a launch that has ended in the budget and in the tables."""
+        self._resume(lane)
+        if self._resumed == lane:
+            self._budget.settle(result.waited_s)
+            self._resumed = None
+        _clear(spec)
+        edited = None if self._source is None else self._source.edited()
+        if edited is not None:
+            # A part of the launch may have used the new code (workers import it late), so its figures are nobody's.
+            result = TrialResult(
+                launch=spec.launch, status=TrialStatus.INTERRUPTED, cause=f"{edited} was edited while it ran"
+            )
+            write_result(LaunchFiles(Path(spec.folder)), result)
+        self.reading.add(spec, result)
+        if self.tables.exist:
+            self.tables.add(spec, result)
+        self._budget.save()
+        if edited is not None:
+            raise edited_meanwhile(edited)
+        self._pause()
+        return result
+
+    def _pause(self) -> None:
+        """Stop counting while every launch may be waiting for its device, for any length of time."""
+        if self._tasks and all(task.waits for task in self._tasks.values()):
+            self._budget.pause()
+
+    def _resume(self, lane: int) -> None:
+        if self._budget.is_paused:
+            self._budget.resume()
+            self._resumed = lane
+
+    def should_stop(self) -> bool:
+        """Note that time passes; return whether nothing more may run."""
+        self._budget.tick()
+        self._observer.clock(self._budget.spent_s, self._budget.limit_s)
+        return self._stop() or self._budget.left_s < -self._budget.grace_s
+
+
+def once(spec: TrialSpec) -> Launching[TrialResult]:
+    """Launch once, and return the result."""
+    return (yield spec)
+
+
+def _next(launching: Launching[Any], result: TrialResult | None) -> tuple[TrialSpec | None, Any]:
+    """Return the spec of the next launch; after the last one ``None``, and what all have shown.
+
+    Args:
+        result: of the last launch; ``None`` before the first.
+    """
+    try:
+        return (next(launching) if result is None else launching.send(result)), None
+    except StopIteration as ended:
+        return None, ended.value
+
+
+def _clear(spec: TrialSpec) -> None:
+    """Remove the folders that a script had for itself. Nothing of the launch runs any more."""
+    files = LaunchFiles(Path(spec.folder))
+    for folder in (files.output, files.scratch):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+# How long launches may take and how precisely they measure, as parts of a study's budget.
+
+#: Half-widths of the ratios in a heat, 95 %, with which the rest are equal.
+_SETTLED = {"cpu": 0.02, "cuda": 0.005}
+_SETTLED_LOADER = 0.05
+#: A turn of the loader is this many times as long as one of the device: batches come in bursts of all workers.
+_LOADER_TURN = 10.0
+#: In less time the turns of a heat show little, however short the budget.
+_LEAST_HEAT_S = 4.0
+#: No turn of a heat begins after this many times what it was expected to take, nor after this part of its time limit,
+#: at which it would be killed and all of it lost.
+_LATE, _LEAST_EXPECTED_S, _BEGIN_PART = 3.0, 10.0, 0.8
+#: Fraction of the allowed cores that other processes may use if no core is free. The search's own process needs some.
+BUSY_FRACTION = 0.1
+
+
+def plan_for(budget_s: float, busy_cores: float | None) -> MeasurePlan:
+    """Return the measuring plan of one launch: a fortieth of the budget, so that about twenty trials fit.
+
+    Args:
+        busy_cores: a window is discarded if no core is free and other processes use more cores than this, or if they
+            use the card; ``None`` disables both checks.
+    """
+    return MeasurePlan(
+        max_measure_s=min(30.0, max(3.0, budget_s / 40)),
+        max_warmup_s=min(30.0, max(3.0, budget_s / 40)),
+        busy_cores=busy_cores,
+    )
+
+
+def proof_plan_for(plan: MeasurePlan) -> MeasurePlan:
+    """Return the measuring plan of a launch in the proof.
+
+    Rates differ more between launches than between the windows of one launch, so several short launches tell more than
+    one long one.
+    """
+    return plan.model_copy(update={"max_measure_s": max(3.0, 0.4 * plan.max_measure_s)})
+
+
+def heat_plan_for(budget_s: float, entrants: Sequence[Config], device: str, side: Side = "device") -> HeatPlan:
+    """Return the plan of a heat, whose turns take a fifteenth of the budget at most.
+
+    Args:
+        device: its contract name.
+    """
+    common = HeatPlan(
+        side=side,
+        entrants=tuple(dict[str, Value](config) for config in entrants),
+        turn_s=turn_s_for(budget_s)[side],
+        max_s=min(60.0, max(_LEAST_HEAT_S, budget_s / 15)),
+        settled=_SETTLED["cpu" if device == "cpu" else "cuda"],
+    )
+    if side == "device":
+        return common
+    # Numbers of workers differ by much, if they differ at all.
+    return common.model_copy(update={"min_rounds": 2, "max_rounds": 4, "settled": _SETTLED_LOADER})
+
+
+def turn_s_for(budget_s: float) -> dict[Side, float]:
+    """Return how long a turn in a heat of either side lasts at least."""
+    device_s = min(0.2, max(0.02, budget_s / 3000))
+    return {"device": device_s, "loader": _LOADER_TURN * device_s}
+
+
+def limits_for(budget_s: float) -> PhaseLimits:
+    """Return how long each phase may take before a launch counts as stuck: 120 s, or a quarter of a large budget."""
+    long_s = max(120.0, budget_s / 4)
+    return PhaseLimits(
+        load_s=long_s, build_s=long_s, compile_s=long_s, warmup_s=180.0, measure_s=180.0, silence_s=120.0
+    )
+
+
+def last_turn_s(expected_s: float, left_s: float | None) -> float | None:
+    """Return when the last turn of a heat may begin, in seconds after its launch; ``None`` if there is no limit."""
+    late_s = min(_LATE * max(expected_s, _LEAST_EXPECTED_S), math.inf if left_s is None else _BEGIN_PART * left_s)
+    return None if math.isinf(late_s) else max(0.1, late_s)
+
+
+# Builds the specs of a study's launches and runs them within the budget.
 
 #: The part of a heat's time limit that its turns may take.
 _TURNS_PART = 0.5

@@ -1,33 +1,95 @@
-"""The search loop: ask for a configuration, launch it, record the trial, update the sampler.
-
-With several devices, what is worth most is begun on each as it becomes free, and recorded as it ends.
-"""
+"""The loop of a study."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from autotune import stats
-from autotune.base.errors import InterruptedSearch
-from autotune.space.formatting import phrase
-from autotune.knobs.compile_mode import closed_because
+from autotune.base.errors import AutotuneError, InterruptedSearch, MachineError, WorkloadError
+from autotune.base.files import write_atomic
+from autotune.base.layout import StudyFiles
 from autotune.base.observer import Observer
-from autotune.base.records import Config, Heat, Measurement, StudyHeat, Trial, TrialResult, TrialStatus, heat_title
-from autotune.space.requirements import ANYTHING, Requirements
+from autotune.base.records import (
+    ATTEMPTS,
+    Config,
+    Failure,
+    Heat,
+    Measurement,
+    Phase,
+    StudyHeat,
+    Trial,
+    TrialResult,
+    TrialStatus,
+    heat_title,
+)
+from autotune.knobs.compile_mode import closed_because, phase_clause
 from autotune.samplers import AutoSampler, Experience, LegalSampler, Searcher, make_sampler
-from autotune.workload.scoring import Scorer
 from autotune.space import AT_ONCE, Space, key
-from autotune.study.agenda import Agenda
-from autotune.study.baseline import baseline_failed, is_verdict
+from autotune.space.formatting import phrase
+from autotune.space.requirements import ANYTHING, Requirements
+from autotune.study.agenda import Agenda, CompleteTrials, TrialScores, waits_for_the_disk
 from autotune.study.budget import SEARCH_SHARE, lack
-from autotune.study.complete import CompleteTrials, TrialScores
 from autotune.study.heats import dealt
 from autotune.study.history import History
-from autotune.study.launches import Launches
-from autotune.study.pruning import rate_to_beat
-from autotune.study.running import once
-from autotune.study.starving import waits_for_the_disk
+from autotune.study.launches import Launches, once
+from autotune.workload.scoring import Scorer
+
+# The rate below which a trial can be stopped early.
+
+
+def rate_to_beat(
+    space: Space, complete: Sequence[Trial], config: Config, noise: stats.LaunchNoise
+) -> tuple[float, float | None]:
+    """Return the rate in samples/s below which a trial can be stopped early, 0 if none is known, and the card's clock
+    at which it was seen, if known.
+
+    Two launches of equal configurations differ by less than ``2 √2 sd`` in 19 of 20 cases (the difference of two
+    independent launches has √2 times the standard deviation of one), so a trial that is slower than the best by more
+    than that is really slower. Configurations with the user's own batch size are reported separately, so they are
+    compared with the best of their own kind.
+
+    Args:
+        noise: of one launch.
+    """
+    alike = space.same_training(config)
+    rivals = [t for t in complete if not alike or space.same_training(t.config)]
+    fastest = max(rivals, key=lambda t: t.rate_per_s or 0.0, default=None)
+    if fastest is None:
+        return 0.0, None
+    margin = 2 * 2**0.5 * noise.sd
+    seen = fastest.result.measurement
+    return (fastest.rate_per_s or 0.0) * max(0.0, 1 - margin), seen.sm_clock_mhz if seen else None
+
+
+# The error for a baseline that cannot be measured.
+
+
+def is_verdict(result: TrialResult) -> bool:
+    """Return whether a launch ended by itself, as opposed to being killed or interrupted."""
+    return result.status is not TrialStatus.INTERRUPTED or result.transient
+
+
+def baseline_failed(result: TrialResult, config: Config) -> AutotuneError:
+    """Return the error for a failed baseline, with the last lines of the child's output."""
+    if result.status is TrialStatus.INTERRUPTED:
+        return MachineError(
+            f"the machine is too busy to measure: {result.cause}",
+            advice=f"{result.advice or ''} `autotune resume` launches the baseline again.".strip(),
+        )
+    again = f", {ATTEMPTS} times in a row" if result.transient else ""
+    where = phase_clause(result.phase or Phase.LOAD, config)
+    return WorkloadError(
+        f"the baseline ended as {result.status} in {where}{again}: {result.cause}",
+        advice=result.advice,
+        detail=result.evidence,
+    )
+
+
+# The search loop: ask for a configuration, launch it, record the trial, update the sampler.
+#
+# With several devices, what is worth most is begun on each as it becomes free, and recorded as it ends.
 
 #: Launches are in turns if they and what comes between them take this many times as long as they alone, and if none
 #: waits for its loader for more than this part of the time.
@@ -444,3 +506,20 @@ class StudyLoop:
 def _no_more_because(name: str, config: Config, cause: str | None) -> str:
     """Say that a value is tried no more in this search, after a launch in which something has refused it."""
     return f"{phrase(name, config[name])} is tried no more in this search: {cause}."
+
+
+# ``failure.json``: the error that ended a search without an outcome. It is kept until the study is resumed.
+
+
+def note_failure(files: StudyFiles, error: AutotuneError) -> None:
+    """Write the error to the study's folder. On a full disk nothing is written: the error itself is enough."""
+    failure = Failure(message=str(error), advice=error.advice, exit_code=error.exit_code)
+    with contextlib.suppress(MachineError):
+        write_atomic(files.failure, failure.model_dump_json(indent=1))
+
+
+def read_failure(files: StudyFiles) -> Failure | None:
+    """Return the error that ended the last run; ``None`` if there is none, or the file cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        return Failure.model_validate_json(files.failure.read_text())
+    return None

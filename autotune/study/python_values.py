@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import UsageError
-from autotune.knobs import spell
 from autotune.base.parsing import duration_text, price_text
+from autotune.knobs import spell
 
 
 @dataclass(frozen=True)

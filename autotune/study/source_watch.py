@@ -6,8 +6,8 @@ import contextlib
 import os
 from pathlib import Path
 
-from autotune.workload.catalog import source_files, source_hash
 from autotune.base.errors import UsageError, WorkloadError
+from autotune.workload.catalog import source_files, source_hash
 
 _Stamp = tuple[int, int, int, int]
 

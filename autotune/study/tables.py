@@ -1,23 +1,29 @@
-"""Our tables next to Optuna's: for people; they can be rebuilt from the launches' folders."""
+"""A study's tables for people and SQL."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from autotune.base.errors import MachineError
+import optuna
+
+from autotune.base.errors import AutotuneError, MachineError, UsageError
+from autotune.base.layout import LaunchFiles, StudyFiles
+from autotune.base.records import Fingerprint, StudyHeat, Trial, TrialResult, TrialSpec
 from autotune.knobs import spell
-from autotune.base.layout import StudyFiles
-from autotune.base.records import TrialResult, TrialSpec
-from autotune.study.database import writing
-from autotune.study.launch_files import read_launches
-from autotune.study.shared import SharedStudy
+from autotune.samplers.sampler import heats_of
+from autotune.study.conditions import BASELINE
+from autotune.study.database import IF_DAMAGED, SharedStudy, name_in, open_to_read, refusal, writing
+from autotune.study.history import FINGERPRINT, SPACE, finished, read_launch, read_launches, slim
+from autotune.study.request import read_request
 
 if TYPE_CHECKING:
     import sqlalchemy
+
+# Our tables next to Optuna's: for people; they can be rebuilt from the launches' folders.
 
 #: Seconds for which a writer waits for another one of a SQLite file.
 _BUSY_S = 30
@@ -165,3 +171,143 @@ def _entrants(result: TrialResult) -> list[dict[str, Any]]:
 def _storable(text: str | None) -> str | None:
     # PostgreSQL stores every character but this one, which a program's last words may have.
     return None if text is None else text.replace("\0", "�")
+
+
+# Reads the stored trials and heats of a study, without opening it for writing.
+
+
+def read_trials(files: StudyFiles) -> list[Trial]:
+    """Return the finished trials of a study in order of their numbers, without opening the study for writing.
+
+    If the database has been moved away, they are read from their folders, which do not have their scores.
+
+    Raises:
+        MachineError: the study's database cannot be read.
+    """
+    study = _open_to_read(files)
+    if study is not None:
+        return finished(study.get_trials(deepcopy=False))
+    return [
+        Trial(number=spec.number, config=spec.config, result=slim(result), repeats=spec.repeats)
+        for spec, result in read_launches(files)
+        if spec.number is not None
+    ]
+
+
+def read_heats(files: StudyFiles) -> list[StudyHeat]:
+    """Return the heats of a study in order; none if its database has been moved away.
+
+    Raises:
+        MachineError: the study's database cannot be read.
+    """
+    study = _open_to_read(files)
+    return [] if study is None else heats_of(study)
+
+
+def read_fingerprint(files: StudyFiles) -> Fingerprint | None:
+    """Return the fingerprint that a study is tied to; ``None`` if there is none yet.
+
+    Raises:
+        MachineError: the study's database cannot be read.
+    """
+    study = _open_to_read(files)
+    found = None if study is None else study.user_attrs.get(FINGERPRINT)
+    return None if found is None else Fingerprint.model_validate(found)
+
+
+def read_choices(files: StudyFiles) -> dict[str, list[str]]:
+    """Return the values that a study may choose from, for each knob; empty before its first search.
+
+    Raises:
+        MachineError: the study's database cannot be read.
+    """
+    study = _open_to_read(files)
+    found: dict[str, list[str]] = {} if study is None else study.user_attrs.get(SPACE, {})
+    return {name: values for name, values in found.items() if name != BASELINE}
+
+
+def _open_to_read(files: StudyFiles) -> optuna.Study | None:
+    if not files.database.exists():
+        return _shared(files)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        # A plain open would create missing tables, at the same time as the search that is creating them.
+        storage = optuna.storages.RDBStorage(files.storage_url, skip_table_creation=True, skip_compatibility_check=True)
+        name = name_in(storage, files)
+        # Without a name, the search was killed before its first trial.
+        return None if name is None else optuna.load_study(study_name=name, storage=storage)
+    except AutotuneError:
+        raise
+    except Exception as error:  # SQLAlchemy's and sqlite3's errors have no common base
+        refused = refusal(error)
+        if refused is not None and str(refused).startswith("no such table"):
+            return None  # the search is being created, or was killed at that point
+        raise MachineError(f"{files.database} cannot be read: {error}".splitlines()[0], advice=IF_DAMAGED) from error
+
+
+def _shared(files: StudyFiles) -> optuna.Study | None:
+    """Return the study in the database that several machines share, if that is where it is."""
+    try:
+        spec = read_request(files)
+    except UsageError:
+        return None  # as without a database
+    if spec.storage is None:
+        return None
+    shared = SharedStudy(open_to_read(spec.storage), spec.mark)
+    # Without a name, the search was killed before its first trial.
+    return None if shared.name is None else optuna.load_study(study_name=shared.name, storage=shared.optuna)
+
+
+# How many samples of its data set a study's launches have read, one launch after another.
+
+#: What a launch without a result is taken to have read, in batches, before any launch has told.
+GUESS_BATCHES = 64
+
+
+class SamplesRead:
+    """Counts samples over all launches of a study, those of earlier runs included.
+
+    The count of a launch that could not tell (it was killed) is taken to be the largest so far.
+    """
+
+    def __init__(self, files: StudyFiles) -> None:
+        self._files = files
+        self._samples: int | None = None
+        self._most = 0
+
+    @property
+    def samples(self) -> int:
+        """Samples that have been read so far: the place in the study's order that the next launch begins at."""
+        if self._samples is None:
+            launches = list(_launches(self._files))
+            # Launches are not listed in the order of their time, and the largest count is to be known first.
+            self._most = max((r.samples_drawn or 0 for _, r in launches if r is not None), default=0)
+            self._samples = max((spec.first_sample + self._of(spec, r) for spec, r in launches), default=0)
+        return self._samples
+
+    def after(self, running: Iterable[TrialSpec]) -> int:
+        """Return the place at which the next launch begins while others still read: each of them is taken to read as
+        many as the most so far."""
+        samples = self.samples
+        return max([samples, *(spec.first_sample + self._of(spec, None) for spec in running)])
+
+    def add(self, spec: TrialSpec, result: TrialResult) -> None:
+        """Count a launch that has ended."""
+        self._samples = max(self.samples, spec.first_sample + self._of(spec, result))
+
+    def _of(self, spec: TrialSpec, result: TrialResult | None) -> int:
+        if spec.command is not None:
+            # A script reads in an order of its own.
+            return 0
+        if result is None or result.samples_drawn is None:
+            return self._most or GUESS_BATCHES * spec.batch_size
+        self._most = max(self._most, result.samples_drawn)
+        return result.samples_drawn
+
+
+def _launches(files: StudyFiles) -> Iterator[tuple[TrialSpec, TrialResult | None]]:
+    """Yield all launches that have begun; one that was killed together with the search has no result."""
+    for folder in (*files.trials.glob("*"), *files.launches.glob("*")):
+        spec, result = read_launch(LaunchFiles(folder))
+        if spec is not None:
+            yield spec, result

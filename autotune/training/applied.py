@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from autotune import profile as profiles
 from autotune.base.errors import ProfileError, UsageError
-from autotune.space.formatting import rate_text, settings, speedup_text
 from autotune.base.layout import find_daemon
-from autotune.machine.host import read_host
-from autotune.profile import Profile
-from autotune.profile.here import GONE, Row, differences, look_here
-from autotune.profile.store import Store
 from autotune.base.ranks import own_rank
 from autotune.base.records import Value
+from autotune.machine.host import read_host
+from autotune.profile import Profile
+from autotune.profile.store import GONE, Row, Store, differences, look_here
 from autotune.space import too_large
+from autotune.space.formatting import rate_text, settings, speedup_text
 
 if TYPE_CHECKING:
     import torch
@@ -104,7 +103,7 @@ class Applied:
         import torch
         from torch import nn
 
-        from autotune.training.started_loader import StartedLoader
+        from autotune.training.feed import StartedLoader
 
         if not isinstance(model, nn.Module):
             raise UsageError(

@@ -13,9 +13,9 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
-from autotune.knobs import Knob
 from autotune.base.ranks import RENDEZVOUS, own_rank
 from autotune.base.records import Value
+from autotune.knobs import Knob
 
 _T = TypeVar("_T")
 

@@ -1,21 +1,216 @@
-"""Batches for a loop that is timed, with their wait times, epoch turn times and worker speed.
-
-`Feed` takes them from a loader; `Resident` cycles through a few batches kept on the device. `Drain` tells when the
-batches made before the first step are used up, and `longest_whole_s` whether whole epochs are to be measured. The
-measuring loop and ``autotune train`` use the same ones. How a batch was made, `autotune.training.stopwatch` tells.
-"""
+"""What feeds a training."""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
+import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from autotune.base.errors import WorkloadError
-from autotune.training.stopwatch import Made
+from autotune.base.records import DataRef, SlowStore
+from autotune.workload.wrapping import Wrapper
+
+# A loader whose first epoch begins before it is iterated. Imports torch.
+
+
+class StartedLoader(DataLoader[Any]):
+    """A DataLoader whose workers begin with the first epoch as soon as it is made.
+
+    They are forked before the process holds a model, as in a trial. The first ``iter`` returns the
+    epoch that has begun, each later one a new epoch.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._begun: _BaseDataLoaderIter | None = None
+        super().__init__(*args, **kwargs)
+        # Without workers, there is nothing to begin with.
+        if self.num_workers > 0:
+            self._begun = super().__iter__()
+
+    def check_worker_number_rationality(self) -> None:
+        """Say nothing of more workers than cores: their number was measured."""
+
+    def __iter__(self) -> _BaseDataLoaderIter:
+        begun, self._begun = self._begun, None
+        return super().__iter__() if begun is None else begun
+
+
+# The order in which the launches of a study read a data set.
+#
+# Each launch goes on where the one before has ended, so that it reads samples that no launch has read before, while the
+# set is large enough. If all read the same ones, or some of the same by chance, the first would bring them into a cache
+# (the kernel's, a network file system's, a store's) for the next ones, which would look faster than a first epoch is.
+
+
+class SampleOrder(Sampler[int]):
+    """Random passes through a data set, one after another, from some place in them on.
+
+    Each iteration draws as many samples as the set has. The next one goes on after the last sample drawn, even if the
+    iteration was given up before its end.
+
+    Several ranks divide the passes among them: each draws every ``ranks``-th sample, and an iteration is as much
+    shorter.
+
+    Args:
+        seed: of the passes; each has a permutation of its own (`torch.randperm`).
+        first: number of samples that have been drawn before, by all ranks.
+        rank: this one's number.
+
+    Attributes:
+        size: number of samples in the set; 0 until `over` tells.
+        drawn: number of samples drawn by this object, those that a loader has asked for in advance included.
+    """
+
+    def __init__(self, seed: int, first: int = 0, *, rank: int = 0, ranks: int = 1) -> None:
+        self.seed = seed
+        self.first = first
+        self.rank = rank
+        self.ranks = ranks
+        self.size = 0
+        self.drawn = 0
+        #: The pass that was drawn from last: its number and its permutation.
+        self._pass: tuple[int, list[int]] = (-1, [])
+
+    def over(self, size: int) -> SampleOrder:
+        """Return this order, for a set of `size` samples."""
+        self.size = size
+        return self
+
+    def __len__(self) -> int:
+        return self.size // self.ranks
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(len(self)):
+            number, place = divmod(self.first + self.rank + self.drawn * self.ranks, self.size)
+            index = self._permutation(number)[place]
+            self.drawn += 1
+            yield index
+
+    def _permutation(self, number: int) -> list[int]:
+        if self._pass[0] != number or len(self._pass[1]) != self.size:
+            # Studies with neighbouring seeds have no pass in common.
+            generator = torch.Generator().manual_seed(((self.seed << 20) + number) % 2**63)
+            self._pass = number, torch.randperm(self.size, generator=generator).tolist()
+        return self._pass[1]
+
+
+# How long each batch takes to make, timed in the process that makes it, and sent with it.
+
+
+Collate = Callable[[list[Any]], Any]
+
+
+class Made(NamedTuple):
+    """How a batch was made, sent with it by the process that made it.
+
+    Attributes:
+        seconds: that it took. idle_s: of these, how long the process neither ran nor waited for a core: it waited for
+            files or the network. 0 if the kernel does not tell; a little less for rounding.
+        finished_s: when, on the monotonic clock, which all processes of a Linux machine share.
+    """
+
+    seconds: float
+    idle_s: float
+    finished_s: float
+
+
+class Stopwatch(Wrapper, Dataset[Any]):
+    """Times how long each batch takes to make, inside the worker.
+
+    One object is both data set and collate function: the fetch starts in ``__getitems__`` and ends in `collate`, which
+    the same process calls next. What is sent is the batch and a `Made`.
+    """
+
+    def __init__(self, inner: Dataset[Any], collate: Collate) -> None:
+        super().__init__(inner)
+        self._collate = collate
+        self._began = 0.0
+        self._busy: float | None = None
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.inner[index]
+
+    def start(self) -> None:
+        """Begin a batch."""
+        self._began, self._busy = time.monotonic(), _busy_s()
+
+    def __getitems__(self, indices: list[Any]) -> list[Any]:
+        self.start()
+        return self.many(indices)
+
+    def collate(self, samples: Any) -> tuple[Any, Made]:
+        batch = self._collate(samples)
+        busy, before, finished = _busy_s(), self._busy, time.monotonic()
+        seconds = finished - self._began
+        idle_s = 0.0 if busy is None or before is None else seconds - (busy - before)
+        return batch, Made(seconds, idle_s, finished)
+
+
+class StreamStopwatch(Wrapper, IterableDataset[Any]):
+    """A `Stopwatch` for a data set that is iterated: the fetch starts with the first sample of a batch."""
+
+    def __init__(self, inner: IterableDataset[Any], collate: Collate) -> None:
+        super().__init__(inner)
+        self._watch = Stopwatch(inner, collate)
+        self._running = False
+
+    def __iter__(self) -> Iterator[Any]:
+        samples = iter(self.inner)
+        # The last batch of an epoch was begun, and not filled.
+        self._running = False
+        while True:
+            if not self._running:
+                self._watch.start()
+                self._running = True
+            try:
+                sample = next(samples)
+            except StopIteration:
+                return
+            yield sample
+
+    def collate(self, samples: Any) -> tuple[Any, Made]:
+        self._running = False
+        return self._watch.collate(samples)
+
+
+def _busy_s() -> float | None:
+    """Return for how many seconds this worker, or else this thread, has run or waited for a core, so far; ``None`` if
+    the kernel does not tell (https://docs.kernel.org/scheduler/sched-stats.html)."""
+    try:
+        with open("/proc/thread-self/schedstat", "rb") as file:
+            waited_ns = int(file.read().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    # What has run is in that file, too, but only up to the scheduler's last tick. A worker's threads all make batches;
+    # in the training's process, those of its kernels wait actively for their next work.
+    ran_s = time.thread_time() if get_worker_info() is None else time.process_time()
+    return ran_s + waited_ns / 1e9
+
+
+def stopwatch(dataset: Dataset[Any], collate: Collate) -> tuple[Dataset[Any], Collate]:
+    """Wrap a data set and its collate function in a `Stopwatch`, for the ``wrap`` argument of `open_loader`."""
+    if isinstance(dataset, IterableDataset):
+        stream = StreamStopwatch(dataset, collate)
+        return stream, stream.collate
+    watch = Stopwatch(dataset, collate)
+    return watch, watch.collate
+
+
+# Batches for a loop that is timed, with their wait times, epoch turn times and worker speed.
+#
+# `Feed` takes them from a loader; `Resident` cycles through a few batches kept on the device. `Drain` tells when the
+# batches made before the first step are used up, and `longest_whole_s` whether whole epochs are to be measured. The
+# measuring loop and ``autotune train`` use the same ones. How a batch was made, `autotune.training.feed` tells.
 
 #: A step "waited" if waiting for the loader took more than this fraction of it.
 WAITED = 0.05
@@ -281,3 +476,100 @@ def epoch_turn_s(feed: Feed, usual_wait_s: float, epoch_s: float | None) -> floa
         return None
     feed.force_turn()
     return max(0.0, median(feed.turns_s) - usual_wait_s)
+
+
+# A slow store in front of a folder: opening a file in it takes as long as a network would.
+#
+# The waiting is real and reproducible: each file costs one latency, and its size at the bandwidth of one reader's
+# connection, as with an object store that is read by whole objects (several readers do not share a bandwidth). It is
+# done where Python opens files (an audit hook, PEP 578), which is where Pillow, NumPy and most data sets read; a
+# library that opens files by itself, such as HDF5's, is not slowed.
+#
+# A cache in front of it is shown as it is after the first epoch: it holds as large a part of the files as fits, the
+# same ones all the time, and these do not wait. So no launch is faster because another one has read before it.
+
+#: Folders that are slow in this process, with a separator at the end.
+_slow: dict[str, SlowStore] = {}
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+
+class _Front(Wrapper):
+    """What stands in front of a data set, in whichever process reads it."""
+
+    def __init__(self, inner: Dataset[Any], folder: str, store: SlowStore) -> None:
+        super().__init__(inner)
+        self._folder = folder
+        self._store = store
+
+    def _see_to_it(self) -> None:
+        # A worker that was not forked begins without hooks.
+        if os.path.join(os.path.abspath(self._folder), "") not in _slow:
+            slow_down(self._folder, self._store)
+
+
+class Stored(_Front, Dataset[Any]):
+    """A data set whose files lie in a slow store."""
+
+    def __getitem__(self, index: Any) -> Any:
+        self._see_to_it()
+        return self.inner[index]
+
+    def __getitems__(self, indices: list[Any]) -> list[Any]:
+        self._see_to_it()
+        return self.many(indices)
+
+
+class StoredStream(_Front, IterableDataset[Any]):
+    """The same for one that is iterated."""
+
+    def __iter__(self) -> Iterator[Any]:
+        self._see_to_it()
+        return iter(self.inner)
+
+
+def slow_down(folder: str, store: SlowStore) -> None:
+    """Let this process, and those that it forks, wait for each file that they open in a folder."""
+    if not _slow:
+        sys.addaudithook(_wait)
+    # A link in the folder counts by its own name, and the folder may be reached by a link.
+    for name in (os.path.abspath(folder), os.path.realpath(folder)):
+        _slow[os.path.join(name, "")] = store
+
+
+def behind_store(dataset: Dataset[Any], data: DataRef) -> Dataset[Any]:
+    """Put the store of `data`, if there is one, in front of the files that a data set reads."""
+    if data.store is None or data.path is None:
+        return dataset
+    front = StoredStream if isinstance(dataset, IterableDataset) else Stored
+    return front(dataset, data.path, data.store)
+
+
+def _wait(event: str, args: tuple[Any, ...]) -> None:
+    if event != "open":
+        return
+    path, _, flags = args
+    if not isinstance(path, str | bytes | os.PathLike) or (isinstance(flags, int) and flags & _WRITING):
+        return
+    name = os.path.abspath(os.fsdecode(path))
+    found = _inside(name) or _inside(os.path.realpath(name))
+    if found is None:
+        return
+    within, store = found
+    if is_cached(within, store.cached):
+        return
+    try:
+        size = os.stat(name).st_size
+    except OSError:
+        # Whoever opens it is told.
+        return
+    time.sleep(store.latency_s + size / store.bytes_per_s)
+
+
+def _inside(name: str) -> tuple[str, SlowStore] | None:
+    """Return a file's name below a slow folder, with the store; ``None`` if it is in none."""
+    return next(((name.removeprefix(f), store) for f, store in _slow.items() if name.startswith(f)), None)
+
+
+def is_cached(name: str, fraction: float) -> bool:
+    """Return whether a file is among the `fraction` that a cache holds, by its name below the folder."""
+    return zlib.crc32(os.fsencode(name)) < fraction * 2**32

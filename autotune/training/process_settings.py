@@ -9,8 +9,8 @@ from typing import Any, Self
 import torch
 
 from autotune.base.errors import UsageError
-from autotune.knobs import Knob
 from autotune.base.records import Config
+from autotune.knobs import Knob
 from autotune.space import environment, settings
 
 

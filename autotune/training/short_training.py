@@ -1,8 +1,8 @@
 """A short training under a profile, whose rate can be compared with the promised one. Imports torch.
 
-It is the user's own training: a plain loop, in this process, over what `autotune.training.applied` sets up. Only the rules of
-what counts are those of a trial (the loader's queue is drained, the steps have settled, epoch turns are timed apart).
-Of several ranks, the first one looks at the rate, and the others train until they are ended with it.
+It is the user's own training: a plain loop, in this process, over what `autotune.training.applied` sets up. Only the
+rules of what counts are those of a trial (the loader's queue is drained, the steps have settled, epoch turns are timed
+apart). Of several ranks, the first one looks at the rate, and the others train until they are ended with it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,10 @@ from typing import Any, NoReturn
 import torch
 
 from autotune import stats
-from autotune.training.applied import Applied
 from autotune.base.errors import UsageError
-from autotune.training.feed import Delivery, Drain, Feed, epoch_turn_s, longest_whole_s
 from autotune.base.records import DataRef, MeasurePlan, Window, WorkloadRef
-from autotune.training.sample_order import SampleOrder
-from autotune.training.stopwatch import stopwatch
+from autotune.training.applied import Applied
+from autotune.training.feed import Delivery, Drain, Feed, SampleOrder, epoch_turn_s, longest_whole_s, stopwatch
 from autotune.training.step import Step
 from autotune.training.workload_training import WorkloadTraining
 

@@ -7,14 +7,13 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from autotune.training import step as training
-from autotune.workload import contract
-from autotune.training.applied import Applied
 from autotune.base.ranks import own_rank
 from autotune.base.records import Config, DataRef, WorkloadRef
-from autotune.training.sample_order import SampleOrder
-from autotune.training.stopwatch import Collate
+from autotune.training import step as training
+from autotune.training.applied import Applied
+from autotune.training.feed import Collate, SampleOrder
 from autotune.training.step import Step, Wrap
+from autotune.workload import contract
 from autotune.workload.contract import Context
 
 

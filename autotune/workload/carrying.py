@@ -1,8 +1,8 @@
 """The child's side of a workload whose parts are objects: they lie pickled beside its file, and are loaded from there.
 
-`autotune.search.tuning.carried` writes both. Unpickling runs code, as importing the file does, so only the processes that
-train do it, and only with files of this user that have the hashes in the workload's own, which is part of what a search
-knows its workload by.
+`autotune.search.tuning.workload_file` writes both. Unpickling runs code, as importing the file does, so only the
+processes that train do it, and only with files of this user that have the hashes in the workload's own, which is part
+of what a search knows its workload by.
 """
 
 from __future__ import annotations

@@ -50,9 +50,9 @@ def _epochs(device: str, mode: str, varying: bool, steps: int, batches: int, epo
     from torchvision.models import resnet
     from torchvision.models.resnet import BasicBlock, ResNet
 
+    from autotune.base.records import Config
     from autotune.training import step as training
     from autotune.training.process_settings import process
-    from autotune.base.records import Config
 
     captured = _counting_captures()
     small = device == "cpu"

@@ -11,12 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from autotune.workload.catalog import find_workload
 from autotune.base.clock import SystemClock
-from autotune.workload.data.sets import synthetic
-from autotune.knobs import KNOBS
-from autotune.launcher import Launcher, ProcessLauncher
-from autotune.machine.host import read_host
 from autotune.base.records import (
     Beat,
     DataRef,
@@ -29,7 +24,12 @@ from autotune.base.records import (
     Value,
     WorkloadRef,
 )
+from autotune.knobs import KNOBS
+from autotune.launcher import Launcher, ProcessLauncher
+from autotune.machine.host import read_host
 from autotune.space import canonical
+from autotune.workload.catalog import find_workload
+from autotune.workload.data.sets import synthetic
 from benchmarks.card.stage import Stage
 
 IMAGE_SIZE, SMALL_IMAGE = 224, 32

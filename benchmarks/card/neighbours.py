@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from autotune.base.records import Beat, MeasurePlan, Phase
 from autotune.machine.gpu import gpus
 from autotune.machine.host import read_host
-from autotune.base.records import Beat, MeasurePlan, Phase
 from benchmarks.card.launches import base_config, figures_of, launcher, run, spec_for
 from benchmarks.card.stage import NO_TIME, ROOT, Stage, wait_until
 from benchmarks.launching import workload

@@ -6,10 +6,10 @@ import math
 from statistics import median
 from typing import Any
 
-from autotune.workload.catalog import find_workload
-from autotune.profile import read
 from autotune.base.records import Config, MeasurePlan, Value
+from autotune.profile import read
 from autotune.space import environment
+from autotune.workload.catalog import find_workload
 from benchmarks.card.launches import IMAGE_SIZE, SHORT, base_config, figures_of, launcher, possible, run, spec_for
 from benchmarks.card.searches import best_profile
 from benchmarks.card.stage import NO_TIME, ROOT, Skipped, Stage, tail

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from autotune.machine.gpu import NvmlUnavailable, gpus, visible
 from autotune.base.records import CommandRef, LaunchKind, MeasurePlan, TrialResult, TrialSpec, Value
+from autotune.machine.gpu import NvmlUnavailable, gpus, visible
 from autotune.search.script import command_name, command_ref
 from benchmarks.card.launches import SHORT, base_config, figures_of, launcher, run, spec_for
 from benchmarks.card.stage import NO_TIME, Skipped, Stage

@@ -32,14 +32,13 @@ from statistics import median, stdev
 from typing import Any
 
 from autotune import stats
-from autotune.launcher import entering
-from autotune.workload.catalog import find_workload
 from autotune.base.clock import SystemClock
-from autotune.workload.data.sets import ensure_generated
-from autotune.launcher import Launcher, ProcessLauncher
-from autotune.machine.host import read_host
 from autotune.base.records import CommandRef, DataRef, LaunchKind, MeasurePlan, TrialSpec, Value
+from autotune.launcher import Launcher, ProcessLauncher, entering
+from autotune.machine.host import read_host
 from autotune.stats import PRIORS
+from autotune.workload.catalog import find_workload
+from autotune.workload.data.sets import ensure_generated
 from benchmarks.launching import measurement_of, plain_config, run
 from benchmarks.scripts.promises import promise, reach
 from benchmarks.tables import ResultTable

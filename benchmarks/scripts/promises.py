@@ -13,12 +13,12 @@ from statistics import median
 from typing import Any
 
 from autotune import stats
-from autotune.workload.catalog import find_workload
 from autotune.base.clock import SystemClock
+from autotune.base.records import CommandRef, DataRef, LaunchKind, MeasurePlan, TrialSpec, Value
 from autotune.launcher import ProcessLauncher
 from autotune.profile import read
-from autotune.base.records import CommandRef, DataRef, LaunchKind, MeasurePlan, TrialSpec, Value
 from autotune.stats import PRIORS
+from autotune.workload.catalog import find_workload
 from benchmarks.launching import WORKLOADS, measurement_of, run
 from benchmarks.tables import ResultTable
 

@@ -17,8 +17,8 @@ import yaml as pyyaml
 
 from autotune.cli.main import run
 from autotune.cli.show import FIGURES
-from autotune.space.formatting import rate_text
 from autotune.space import key
+from autotune.space.formatting import rate_text
 
 from .conftest import STATUSES, Finished
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from autotune.cli.main import run
-from autotune.workload.data.photographs import photograph
 from autotune.base.files import exclusive_lock
 from autotune.base.layout import StudyFiles
 from autotune.base.records import StudySpec
+from autotune.cli.main import run
 from autotune.study.request import write_request
+from autotune.workload.data.photographs import photograph
 
 #: A workload of which tests replace parts.
 WORKLOAD = """\

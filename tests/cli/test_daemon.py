@@ -18,14 +18,13 @@ from typing import Any
 
 import pytest
 
-from autotune.cli.job_file import read_jobs
-from autotune.cli.jobs import exit_code_of
-from autotune.cli.main import run
-from autotune.cli.times import minute_of_day, moment, window_of
-from autotune.daemon.rpc.client import Client
 from autotune.base.errors import UsageError
 from autotune.base.layout import DaemonFiles
 from autotune.base.records import Cancelled, Done, Job, JobState
+from autotune.cli.job_request import read_jobs
+from autotune.cli.jobs import exit_code_of, minute_of_day, moment, window_of
+from autotune.cli.main import run
+from autotune.daemon.rpc.client import Client
 from tests.support import make_job_request
 
 from ..daemon.conftest import SURFACE  # noqa: TID252

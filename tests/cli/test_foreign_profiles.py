@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from autotune.training.applied import Applied
-from autotune.workload.catalog import find_workload
-from autotune.cli.main import run
 from autotune.base.errors import UsageError
+from autotune.cli.main import run
 from autotune.machine.host import read_host
 from autotune.profile import Profile, dump, parse
 from autotune.profile.schema import ProfileWorkload
 from autotune.search.request import model_of
+from autotune.training.applied import Applied
+from autotune.workload.catalog import find_workload
 
 from ..unit.test_profile_refusals import TEXT  # noqa: TID252
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from autotune.base.errors import MachineError
 from autotune.cli.main import run
 from autotune.cli.output import write_output
-from autotune.base.errors import MachineError
 
 LONG, HUGE, FOREIGN = "x" * 5000, "9" * 400, "\udcff"
 #: Files that a command may be pointed at: their names, and their content.

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from autotune.daemon.web.pages import one_job
-from autotune.daemon.web.progress import Progress
 from autotune.base.records import Done, Job
-from autotune.report.html import to_html
+from autotune.daemon.web.pages import Progress, one_job
+from autotune.report.formats import to_html
 from tests.support import make_job_request, make_trial
 
 from .conftest import Finished

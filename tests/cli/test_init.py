@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from autotune.cli.main import run
-from autotune.cli.script_parts import Script
-from autotune.cli.script_syntax import NotTold
 from autotune.base.records import DataRef
+from autotune.cli.init import NotTold, Script
+from autotune.cli.main import run
 from autotune.workload.contract import Context
 
 TRAIN = Path(__file__).with_name("plain_training.py")

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from autotune.base.layout import StudyFiles
-from autotune.profile import Profile, read
 from autotune.base.records import LaunchKind
-from autotune.study.launch_files import read_launches
+from autotune.profile import Profile, read
+from autotune.study.history import read_launches
 
 from .conftest import DEADLINE_S, SEARCH, Finished, new_project, survivors
 
@@ -52,7 +52,7 @@ distributed.destroy_process_group()
 
 #: The command, which trains no longer than it is told, even if the rate has not settled.
 NO_LONGER = """
-from autotune import short_training
+from autotune.training import short_training
 from autotune.cli.main import main
 
 short_training.LONGER_S = 0.0

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from autotune.cli.main import run
 from autotune.base.records import Config, Value
+from autotune.cli.main import run
 from tests.support import write_surface
 
 BASELINE: dict[str, Value] = {"precision": "fp32", "batch_size": 32, "num_workers": 0}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.cli.main import run
 from autotune.base.layout import StudyFiles
+from autotune.cli.main import run
 from autotune.report import page
 
 from .conftest import Finished

@@ -54,7 +54,7 @@ def test_a_stream_that_does_not_work(project: Project, script: str, code: int) -
 def test_no_file_gets_the_number_of_a_closed_stream(project: Project) -> None:
     """A database that is opened as descriptor 1 would be written into by every ``print``."""
     code = "prepare_streams(); f = open('first', 'w'); print('lost', flush=True); f.write(str(f.fileno()))"
-    script = f'{sys.executable} -P -c "from autotune.cli.streams import prepare_streams; {code}" <&- >&- 2>&-'
+    script = f'{sys.executable} -P -c "from autotune.cli.output import prepare_streams; {code}" <&- >&- 2>&-'
     assert shell(project, script).returncode == 0
     assert int((project.folder / "first").read_text()) > 2
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune.workload.catalog import find_workload
-from autotune.cli.workload_check import check_workload, unchecked_workloads
 from autotune.base.errors import AutotuneError, UsageError, WorkloadError
-from autotune.launcher.leftovers import is_alive
+from autotune.cli.workload_check import check_workload, unchecked_workloads
+from autotune.launcher.watch import is_alive
+from autotune.workload.catalog import find_workload
 from tests.support import make_job_request, make_study_spec
 
 from ..process.alive import wait_until  # noqa: TID252

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 import autotune
-from autotune.cli import main
 from autotune.base.layout import STATE_DIR, STORAGE_URL, StudyFiles
 from autotune.base.records import TrialStatus
+from autotune.cli import main
 from autotune.space import key
-from autotune.study.reading import read_trials
+from autotune.study.database import open_to_read
 from autotune.study.request import read_request
 from autotune.study.schema import VERSION
-from autotune.study.shared import open_to_read
+from autotune.study.tables import read_trials
 
 from ..process.alive import wait_until  # noqa: TID252
 from .postgres import PASSWORD, Postgres, missing, postgres_server

@@ -17,9 +17,9 @@ import pytest
 from autotune.base.layout import STATE_DIR, StudyFiles
 from autotune.profile import read
 from autotune.space import key
-from autotune.study.launch_files import read_launches
-from autotune.study.reading import read_trials
+from autotune.study.history import read_launches
 from autotune.study.request import read_request
+from autotune.study.tables import read_trials
 
 from ..process.alive import marked, wait_until  # noqa: TID252
 from .conftest import SHORT

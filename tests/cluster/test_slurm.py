@@ -13,7 +13,7 @@ import pytest
 
 from autotune.profile import read
 from autotune.space import key
-from autotune.study.reading import read_trials
+from autotune.study.tables import read_trials
 
 from ..process.alive import wait_until  # noqa: TID252
 from .conftest import SHORT, User, processes_of

@@ -4,10 +4,10 @@ import time
 
 import pytest
 
-from autotune.workload.catalog import find_workload
 from autotune.base.clock import SystemClock
-from autotune.launcher.lanes import ThreadLanes
 from autotune.base.records import MeasurePlan, TrialStatus
+from autotune.launcher.lanes import ThreadLanes
+from autotune.workload.catalog import find_workload
 from tests.support import FakeClock, LauncherContract, LauncherRig, Play, Scenario, ScriptedLauncher, make_spec
 
 PLAYS = {

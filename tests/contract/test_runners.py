@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from autotune.daemon.job.runner import ProcessRunner
 from autotune.base.layout import QueueFiles
 from autotune.base.records import Job
+from autotune.daemon.job.runner import ProcessRunner
 from tests.support import Behaviour, RunnerContract, RunnerRig, ScriptedRunner, make_job_request
 
 from ..process.alive import wait_until  # noqa: TID252

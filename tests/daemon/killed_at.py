@@ -4,12 +4,12 @@ import os
 import signal
 import sys
 
+from autotune.base.records import Running
 from autotune.cli.main import main
 from autotune.daemon.job.runner import ProcessRunner
 from autotune.daemon.queue import jobs
 from autotune.daemon.queue.jobs import Queue
 from autotune.daemon.scheduler import Scheduler
-from autotune.base.records import Running
 
 step = sys.argv.pop(1)
 

@@ -16,11 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune.daemon.rpc.client import Client
-from autotune.daemon.rpc.protocol import CALL_BYTES, short_name
 from autotune.base.errors import DaemonUnreachableError, MachineError, UsageError
 from autotune.base.layout import DaemonFiles, find_daemon
 from autotune.base.records import JobState
+from autotune.daemon.rpc.client import CALL_BYTES, Client, short_name
 
 from .conftest import Daemon, replay_request
 

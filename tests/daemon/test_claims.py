@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from autotune.base.records import JobState
 from autotune.daemon.claims import Claims, Unclaimed
 from autotune.daemon.devices import CPU
-from autotune.launcher.survivors import JOB_MARK
-from autotune.base.records import JobState
+from autotune.launcher.watch import JOB_MARK
 
 from ..process.alive import wait_until  # noqa: TID252
 from .conftest import Daemon, acted_request

@@ -19,11 +19,11 @@ from pathlib import Path
 import pytest
 
 from autotune.base.clock import SystemClock
-from autotune.launcher.survivors import JOB_MARK
 from autotune.base.layout import StudyFiles
 from autotune.base.records import JobState
+from autotune.launcher.watch import JOB_MARK
 from autotune.space import key
-from autotune.study.reading import read_trials
+from autotune.study.tables import read_trials
 
 from ..process.alive import wait_until  # noqa: TID252
 from .conftest import SURFACE, Daemon, acted_request, real_request, replay_request, replayed

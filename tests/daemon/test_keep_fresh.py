@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from autotune.base.records import Done, Job, JobState
 from autotune.daemon.upkeep import rematch
 from autotune.profile.store import Store
-from autotune.base.records import Done, Job, JobState
 
 from ..process.alive import wait_until  # noqa: TID252
 from .conftest import Daemon, real_request

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
+from autotune.base.errors import MachineError
+from autotune.base.records import Done, Job, JobState
 from autotune.daemon.notices import Notices
 from autotune.daemon.queue import Queue
-from autotune.base.errors import MachineError
-from autotune.launcher.leftovers import is_alive
-from autotune.base.records import Done, Job, JobState
+from autotune.launcher.watch import is_alive
 from tests.support import FakeClock, make_job_request
 
 from ..process.alive import wait_until  # noqa: TID252

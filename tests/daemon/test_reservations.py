@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
-from autotune.workload.catalog import find_workload
-from autotune.daemon.devices import Board
-from autotune.daemon.notices import Notices
-from autotune.daemon.queue import open_queue
-from autotune.daemon.rpc.handlers import Handlers
-from autotune.daemon.rpc.protocol import Retry
-from autotune.daemon.scheduler import Scheduler
-from autotune.daemon.settings import Settings
 from autotune.base.errors import MachineError, UsageError
 from autotune.base.layout import QueueFiles, StudyFiles
 from autotune.base.observer import Silent
 from autotune.base.records import JobRequest, StudySpec
+from autotune.daemon.devices import Board
+from autotune.daemon.notices import Notices
+from autotune.daemon.queue import open_queue
+from autotune.daemon.rpc.client import Retry
+from autotune.daemon.rpc.server import Handlers
+from autotune.daemon.scheduler import Scheduler
+from autotune.daemon.settings import Settings
 from autotune.search import Environment, search, study_folders
+from autotune.study.budget import Reservation, reservation_of, reserve
 from autotune.study.request import write_request
-from autotune.study.reservation import Reservation, reservation_of, reserve
+from autotune.workload.catalog import find_workload
 from tests.support import (
     FakeClock,
     ScriptedDevices,
@@ -131,7 +131,7 @@ def test_of_two_that_come_at_the_same_moment_one_gives_way(
         write_request(files, spec)
         taken(files, reservation)
 
-    monkeypatch.setattr("autotune.daemon.rpc.handlers.reserve", begun_meanwhile)
+    monkeypatch.setattr("autotune.daemon.rpc.server.reserve", begun_meanwhile)
     with pytest.raises(UsageError, match="exists already"):
         office.handlers.submit(office.request("X"))
     assert office.queue.jobs() == [] and not office.study("X").reservation.exists()

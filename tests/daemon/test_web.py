@@ -18,15 +18,13 @@ import optuna
 import psutil
 import pytest
 
-from autotune.daemon.job.events import EventLog
-from autotune.daemon.web.address import address_of, is_loopback, require_token
-from autotune.daemon.web.dashboard import dashboard_of
-from autotune.daemon.web.pages import overview
-from autotune.daemon.web.progress import read_progress
-from autotune.daemon.web.server import CONNECTIONS, Site
 from autotune.base.errors import MachineError, UsageError
 from autotune.base.layout import DaemonFiles, StudyFiles
 from autotune.base.records import Beat, JobState, Phase
+from autotune.daemon.job.runner import EventLog
+from autotune.daemon.web.address import address_of, is_loopback, require_token
+from autotune.daemon.web.pages import overview, read_progress
+from autotune.daemon.web.server import CONNECTIONS, Site, dashboard_of
 from tests.support import FakeClock, make_outcome, make_study_spec, make_trial
 
 from ..process.alive import wait_until  # noqa: TID252
@@ -339,7 +337,7 @@ def test_what_comes_from_outside_is_no_markup() -> None:
         "devices": [],
         "notes": ["<b>"],
     }
-    from autotune.report.html import to_html
+    from autotune.report.formats import to_html
 
     page = to_html(overview(status, [], {}))
     assert "<script>" not in page and "&lt;script&gt;" in page and "<b>" not in page

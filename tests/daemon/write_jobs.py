@@ -4,9 +4,9 @@ import random
 import sys
 from pathlib import Path
 
-from autotune.daemon.queue import open_queue
 from autotune.base.layout import QueueFiles
 from autotune.base.records import JobState, Queued, Running
+from autotune.daemon.queue import open_queue
 from tests.support import make_job_request
 
 queue = open_queue(QueueFiles(Path(sys.argv[1]))).queue

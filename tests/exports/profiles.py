@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from autotune.profile import Profile
 from autotune.base.records import Value
+from autotune.profile import Profile
 
 CPU: dict[str, Value] = {
     "precision": "bf16",

@@ -10,11 +10,11 @@ import pytest
 
 import autotune
 from autotune.base.errors import UsageError
+from autotune.base.records import Value
+from autotune.knobs import KNOBS, Knob, Scope
 from autotune.profile.export import FORMATS, Format, ToolFormat
 from autotune.profile.export.format import Given
 from autotune.profile.export.page import page
-from autotune.knobs import KNOBS, Knob, Scope
-from autotune.base.records import Value
 
 from .profiles import CPU, CUDA, profile_with
 

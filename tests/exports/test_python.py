@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from autotune import profile as profiles
-from autotune.training.batches import split
-from autotune.profile.export import FORMATS
 from autotune.base.records import Value
+from autotune.profile.export import FORMATS
+from autotune.training.step import split
 
 from .profiles import CPU, CUDA, answer_of, profile_with
 

@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from autotune.base.errors import UsageError
-from autotune.profile.export import FORMATS
 from autotune.knobs.alloc_conf import VARIABLES as ALLOCATOR
+from autotune.profile.export import FORMATS
 
 from .profiles import CPU, CUDA, DEADLINE_S, answer_of, profile_with
 

@@ -4,12 +4,12 @@ import os
 
 import pytest
 
-from autotune.workload.catalog import find_workload
 from autotune.base.layout import LaunchFiles
-from autotune.machine.gpu import gpus, visible
 from autotune.base.records import MeasurePlan
+from autotune.machine.gpu import gpus, visible
 from autotune.search.request import resolve_device
 from autotune.space import environment
+from autotune.workload.catalog import find_workload
 from tests.support import make_spec
 
 #: Long enough for every phase, and for a dozen windows.

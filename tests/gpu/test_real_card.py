@@ -11,8 +11,8 @@ from statistics import mean, median
 import pytest
 import torch
 
-from autotune.machine.gpu import gpus
 from autotune.base.records import CheckPlan, CommandRef, HoldPlan, LaunchKind, Phase, TrialStatus
+from autotune.machine.gpu import gpus
 from autotune.search.script import command_name, command_ref
 from autotune.training.step import Step, apply_optimizer
 

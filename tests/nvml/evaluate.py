@@ -8,11 +8,11 @@ import dataclasses
 import json
 import sys
 
+from autotune.base.clock import SystemClock
+from autotune.base.records import Surroundings
 from autotune.child import surroundings
 from autotune.cli import doctor
-from autotune.base.clock import SystemClock
 from autotune.machine import gpu, nvml
-from autotune.base.records import Surroundings
 from autotune.search import devices
 
 names = {

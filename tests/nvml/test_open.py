@@ -58,7 +58,7 @@ def test_a_search_keeps_nvml_open(driver, tmp_path):
 from pathlib import Path
 from autotune.base.layout import StudyFiles
 from autotune.base.records import StudySpec, WorkloadRef
-from autotune.search.environment import Environment, run_of
+from autotune.search.setup import Environment, run_of
 before = gpu.pynvml._nvmlLib_refcount
 env = Environment.real()
 spec = StudySpec(name="mine", mark="m", created="c", model="resnet18")

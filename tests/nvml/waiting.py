@@ -4,11 +4,11 @@ import os
 import time
 from pathlib import Path
 
-from autotune.workload.catalog import find_workload
+from autotune.base.records import MeasurePlan
 from autotune.launcher import ProcessLauncher
 from autotune.launcher.quiet import Quiet
 from autotune.machine import gpu
-from autotune.base.records import MeasurePlan
+from autotune.workload.catalog import find_workload
 from tests.support import FakeClock, make_spec
 
 CARD = "GPU-a"

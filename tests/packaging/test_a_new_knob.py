@@ -27,7 +27,7 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.set_warn_always.htm
 """
 
 from autotune.knobs.knob import Knob
-from autotune.knobs.terms import Maths, Scope
+from autotune.knobs.knob import Maths, Scope
 
 
 class WarnAlways(Knob):

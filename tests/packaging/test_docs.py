@@ -16,12 +16,12 @@ import pytest
 import typer
 
 import autotune
-from autotune.training.applied import Applied
-from autotune.cli import main
-from autotune.cli.main import WRONGLY_TYPED
-from autotune.cli.matrix_file import read_matrix
 from autotune.base.errors import INTERRUPTED, KINDS
 from autotune.base.records import TrialStatus
+from autotune.cli import main
+from autotune.cli.main import WRONGLY_TYPED
+from autotune.cli.matrix import read_matrix
+from autotune.training.applied import Applied
 
 ROOT = Path(autotune.__file__).parents[1]
 DOCS = ROOT / "docs"

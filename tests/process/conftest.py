@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from autotune import profile as profiles
-from autotune.workload.catalog import find_workload
 from autotune.base.records import MeasurePlan, TrialSpec
+from autotune.workload.catalog import find_workload
 from tests.support import make_spec
 
 from ..unit.test_profile import EXAMPLE  # noqa: TID252

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from autotune.base.layout import StudyFiles
 from autotune.space import key
-from autotune.study.reading import read_trials
+from autotune.study.tables import read_trials
 
 WORKLOAD = Path(__file__).parent / "workloads" / "tiny.py"
 DEADLINE_S = 60.0

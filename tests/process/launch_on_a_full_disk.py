@@ -10,16 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
-from autotune.workload.catalog import find_workload
 from autotune.base.clock import SystemClock
 from autotune.base.errors import AutotuneError
-from autotune.launcher import ProcessLauncher
 from autotune.base.layout import LaunchFiles, StudyFiles
 from autotune.base.records import Beat, Fingerprint, MeasurePlan, Phase, Trial, TrialResult, TrialSpec, TrialStatus
+from autotune.launcher import ProcessLauncher
 from autotune.space import Choice, Space
 from autotune.study.history import History
-from autotune.study.reading import read_trials
-from autotune.study.tables import LaunchTables
+from autotune.study.tables import LaunchTables, read_trials
+from autotune.workload.catalog import find_workload
 from tests.support import make_spec
 
 disk = Path(sys.argv[1])

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from autotune.base.clock import SystemClock
-from autotune.launcher import ProcessLauncher
 from autotune.base.records import TrialSpec
+from autotune.launcher import ProcessLauncher
 
 
 def say_beat(beat):

@@ -10,11 +10,11 @@ from uuid import uuid4
 
 import pytest
 
-from autotune.workload.catalog import find_workload
 from autotune.base.clock import SystemClock
+from autotune.base.records import MeasurePlan, TrialStatus
 from autotune.launcher import ProcessLauncher
 from autotune.machine.gpu import Gpu
-from autotune.base.records import MeasurePlan, TrialStatus
+from autotune.workload.catalog import find_workload
 from tests.support import make_spec
 
 from .alive import marked, wait_until

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from autotune.workload.catalog import find_workload
 from autotune.base.layout import LaunchFiles
 from autotune.base.records import LaunchKind, MeasurePlan, Phase, TrialStatus
+from autotune.workload.catalog import find_workload
 from tests.support import make_spec
 
 from .alive import marked

@@ -3,8 +3,8 @@
 import pytest
 
 from autotune import stats
-from autotune.workload.catalog import find_workload
 from autotune.base.records import CheckPlan, DeliveryPlan, LaunchKind, TrialStatus
+from autotune.workload.catalog import find_workload
 from tests.support import make_spec
 
 

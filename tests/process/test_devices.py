@@ -12,9 +12,9 @@ import pytest
 from autotune.base.layout import StudyFiles
 from autotune.base.records import TrialStatus
 from autotune.space import key
-from autotune.study.launch_files import read_launch, read_launches
-from autotune.study.reading import read_trials
+from autotune.study.history import read_launch, read_launches
 from autotune.study.request import read_request
+from autotune.study.tables import read_trials
 
 from .alive import marked, wait_until
 

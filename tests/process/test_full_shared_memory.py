@@ -11,10 +11,10 @@ from uuid import uuid4
 import pytest
 
 from autotune.base.clock import SystemClock
-from autotune.launcher.verdict import verdict
-from autotune.launcher.watch import Watch
 from autotune.base.layout import LaunchFiles
 from autotune.base.records import TrialStatus
+from autotune.launcher.verdict import verdict
+from autotune.launcher.watch import Watch
 
 MIB = 2**20
 RUN_SPECS = Path(__file__).parent / "run_specs.py"

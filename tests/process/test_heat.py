@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune.workload.catalog import find_workload
-from autotune.launcher import ProcessLauncher
 from autotune.base.records import HeatPlan, LaunchKind, MeasurePlan, PhaseLimits, TrialStatus
+from autotune.launcher import ProcessLauncher
 from autotune.study.heats import run_heat
+from autotune.workload.catalog import find_workload
 from tests.support import make_spec
 
 BASE = {

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from autotune.workload.catalog import find_workload
 from autotune.base.layout import LaunchFiles
 from autotune.base.records import DataRef, HoldPlan, LaunchKind, TrialStatus
+from autotune.search.verify.train_check import held
+from autotune.workload.catalog import find_workload
 from tests.support import make_spec
-from autotune.search.verify.judgements import held
 
 MIB = 2**20
 PLAN = HoldPlan(min_s=0.05, max_s=20.0, settled_steps=20)

@@ -14,8 +14,8 @@ from autotune.base.errors import NoVerdictError
 from autotune.base.layout import StudyFiles
 from autotune.profile import read
 from autotune.space import key
-from autotune.study.reading import read_trials
 from autotune.study.request import read_request
+from autotune.study.tables import read_trials
 
 from .alive import marked
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from autotune.workload.catalog import find_workload
 from autotune.base.layout import LaunchFiles
 from autotune.base.records import DataRef, MeasurePlan, TrialStatus
+from autotune.workload.catalog import find_workload
 from tests.support import make_spec
 
 PLAN = MeasurePlan(target_halfwidth=10.0, min_windows=4, min_window_s=0.1, max_measure_s=4.0)

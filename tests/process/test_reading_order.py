@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from autotune.training import step as training
-from autotune.workload.catalog import find_workload
 from autotune.base.layout import LaunchFiles
 from autotune.base.records import CheckPlan, DataRef, HoldPlan, LaunchKind, MeasurePlan, TrialStatus
-from tests.support import make_spec
+from autotune.training import step as training
+from autotune.workload.catalog import find_workload
 from autotune.workload.contract import Context, load
+from tests.support import make_spec
 
 PLAN = MeasurePlan(target_halfwidth=10.0, min_windows=2, min_window_s=0.01, max_measure_s=1.0)
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from autotune.workload.catalog import find_workload
 from autotune.base.layout import LaunchFiles
 from autotune.base.records import CheckPlan, HoldPlan, LaunchKind, MeasurePlan, TrialStatus
+from autotune.workload.catalog import find_workload
 from tests.support import make_spec
 
 PLAN = MeasurePlan(target_halfwidth=10.0, min_windows=4, min_window_s=0.05, max_measure_s=4.0)

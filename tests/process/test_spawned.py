@@ -7,9 +7,9 @@ from uuid import uuid4
 import pytest
 
 from autotune.base.clock import SystemClock
-from autotune.launcher import ProcessLauncher
 from autotune.base.layout import LaunchFiles
 from autotune.base.records import PhaseLimits, TrialStatus
+from autotune.launcher import ProcessLauncher
 
 from .alive import marked
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader, Dataset
 
-from autotune.workload.catalog import find_workload
 from autotune.base.records import DataRef, LaunchKind, MeasurePlan, SlowStore, TrialStatus
-from autotune.training.slow_store import behind_store, is_cached, slow_down
+from autotune.training.feed import behind_store, is_cached, slow_down
+from autotune.workload.catalog import find_workload
 from tests.support import make_spec
 
 LATENCY_S = 0.02

@@ -2,8 +2,8 @@
 
 import pytest
 
-from autotune.workload.catalog import find_workload
 from autotune.base.records import CheckPlan, DataRef, HeatPlan, HoldPlan, LaunchKind, MeasurePlan, TrialStatus
+from autotune.workload.catalog import find_workload
 from tests.support import make_spec
 
 PLAN = MeasurePlan(target_halfwidth=10.0, min_windows=3, min_window_s=0.02, max_measure_s=2.0)

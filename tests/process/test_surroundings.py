@@ -10,12 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.workload.catalog import find_workload
-from autotune.child.surroundings import card_of, cards_of, reason_to_discard, what_went_on
 from autotune.base.clock import SystemClock
+from autotune.base.records import MeasurePlan, Phase, Surroundings, TrialStatus, Window
+from autotune.child.surroundings import card_of, cards_of, reason_to_discard, what_went_on
 from autotune.machine.cpu_load import CpuWatch
 from autotune.machine.gpu import SLOWDOWNS
-from autotune.base.records import MeasurePlan, Phase, Surroundings, TrialStatus, Window
+from autotune.workload.catalog import find_workload
 from tests.support import make_spec
 
 CORES = len(os.sched_getaffinity(0))

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from autotune.workload.catalog import find_workload
 from autotune.base.errors import MachineError
 from autotune.base.records import CheckPlan, LaunchKind, TrialStatus
+from autotune.search.verify.train_check import judge
+from autotune.workload.catalog import find_workload
 from tests.support import make_spec
-from autotune.search.verify.judgements import judge
 
 BF16 = {"precision": "bf16"}
 CHANNELS_LAST = {"memory_format": "channels_last"}

@@ -13,10 +13,10 @@ import pytest
 
 from autotune.base.clock import SystemClock
 from autotune.base.errors import MachineError
-from autotune.knobs.compile_mode import phase_clause
-from autotune.launcher import ProcessLauncher, end_survivors
 from autotune.base.layout import LaunchFiles
 from autotune.base.records import LaunchKind, Phase, PhaseLimits, TrialStatus
+from autotune.knobs.compile_mode import phase_clause
+from autotune.launcher import ProcessLauncher, end_survivors
 
 from .alive import marked, wait_until
 

@@ -21,7 +21,7 @@ import torch.distributed.fsdp
 import torch.distributed.tensor  # noqa: F401  (several ranks import both)
 
 from autotune.cli import main
-from autotune.training.whole_training import checkpoints, course, evaluation, history
+from autotune.training.whole_training import checkpoints, course, evaluation
 
 #: What is called at each moment, and whether the signal comes before it or after it.
 MOMENTS = {
@@ -30,7 +30,7 @@ MOMENTS = {
     "written beside it": (checkpoints, "write_atomic", True),
     "written": (checkpoints, "create_atomic", True),
     "evaluation": (evaluation.Evaluation, "_of", False),
-    "between epochs": (history.EpochHistory, "write", True),
+    "between epochs": (checkpoints.EpochHistory, "write", True),
 }
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from autotune import profile as profiles
+from autotune.base.records import CheckPlan, CommandRef, LaunchKind, MeasurePlan, PhaseLimits, TrialResult, Value
 from autotune.launcher import ProcessLauncher
 from autotune.profile import Profile
-from autotune.base.records import CheckPlan, CommandRef, LaunchKind, MeasurePlan, PhaseLimits, TrialResult, Value
 from tests.support import make_spec
 
 from ..cli.conftest import typed_here  # noqa: TID252

@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 from autotune.agent.site.autotune_agent.facts import chain
-from autotune.child.last_words import last_words
-from autotune.child.script import rebuilt
 from autotune.base.layout import StudyFiles
 from autotune.base.records import PhaseLimits, TrialStatus
+from autotune.child.last_words import last_words
+from autotune.child.script_process import rebuilt
 
 from ..process.alive import wait_until  # noqa: TID252
 from .conftest import SCRIPTS, Runner, code, python

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from autotune.launcher import entering
 from autotune import profile as profiles
 from autotune.base.errors import AutotuneError, UsageError
-from autotune.launcher import ProcessLauncher
 from autotune.base.records import CommandRef, HeatPlan, LaunchKind, MeasurePlan, StudySpec, TrialStatus, Value
-from autotune.study.typed_request import command_of
+from autotune.launcher import ProcessLauncher, entering
+from autotune.study.request import command_of
 from tests.support import make_spec
 
 from .conftest import PLAIN, SCRIPTS, Runner, written

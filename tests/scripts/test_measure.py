@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from autotune.launcher import ProcessLauncher
 from autotune.base.layout import LaunchFiles
 from autotune.base.records import CheckPlan, CommandRef, Phase, PhaseLimits, TrialStatus
+from autotune.launcher import ProcessLauncher
 from tests.support import make_spec
 
 from .conftest import PLAIN, PLAN, code, python

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from autotune.launcher import ProcessLauncher
 from autotune.base.layout import LaunchFiles
-from autotune.profile import read
 from autotune.base.records import CommandRef, LaunchKind, Phase, PhaseLimits, TrialResult, TrialStatus, Value
+from autotune.launcher import ProcessLauncher
+from autotune.profile import read
 from tests.support import make_spec
 
 from .conftest import PLAN, SCRIPTS, Runner

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.launcher import entering
 from autotune.agent.site import autotune_agent
+from autotune.launcher import entering
 
 from .conftest import SCRIPTS, Ran, Runner
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from autotune import stats
-from autotune.launcher import ProcessLauncher
 from autotune.base.records import (
     CheckPlan,
     CommandRef,
@@ -20,6 +19,7 @@ from autotune.base.records import (
     TrainCheck,
     Value,
 )
+from autotune.launcher import ProcessLauncher
 from tests.support import make_spec
 
 from .conftest import PLAIN, Runner, python

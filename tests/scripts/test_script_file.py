@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from autotune.cli import init_script
-from autotune.cli.help_text import options_in
-from autotune.cli.init_script import write_script_file
-from autotune.cli.known_flags import known_flags
-from autotune.cli.script_file import read_script, with_script
 from autotune.base.errors import AutotuneError, UsageError
+from autotune.cli import init
+from autotune.cli.help_text import options_in
+from autotune.cli.init import write_script_file
+from autotune.cli.options import known_flags, read_script, with_script
 
 from .conftest import SCRIPTS, Ran, Runner, written
 
@@ -132,7 +131,7 @@ def test_a_script_without_help_has_a_file_of_what_is_known(
         write_script_file([sys.executable, "-c", code], Path(f"{name}.yaml"))
         assert lack in capsys.readouterr().out
         assert read_script(Path(f"{name}.yaml")) == {"command": [sys.executable, "-c", code]}
-    monkeypatch.setattr(init_script, "HELP_S", 0.5)
+    monkeypatch.setattr(init, "HELP_S", 0.5)
     write_script_file([sys.executable, "-c", "import time; time.sleep(600)"], Path("slow.yaml"))
     assert "did not end within" in capsys.readouterr().out
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from autotune.launcher import ProcessLauncher
 from autotune.base.records import CommandRef, HeatPlan, LaunchKind, TrialStatus, Value
+from autotune.launcher import ProcessLauncher
 from tests.support import make_spec
 
 from .conftest import PLAIN, PLAN, SCRIPTS, python

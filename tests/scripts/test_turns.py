@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from autotune.launcher import ProcessLauncher
 from autotune.base.layout import LaunchFiles
 from autotune.base.records import CommandRef, Config, HeatPlan, LaunchKind, TrialResult, TrialStatus, Value
+from autotune.launcher import ProcessLauncher
 from autotune.study.heats import run_heat
 from tests.support import make_spec
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from autotune.child import own_folders, temporary
-from autotune.launcher import ProcessLauncher
 from autotune.base.layout import StudyFiles
 from autotune.base.records import CommandRef, LaunchKind, Probe, TrialResult, TrialStatus
-from autotune.search.left_files import before_measuring, left_sentence
+from autotune.child import script_folders, temporary
+from autotune.launcher import ProcessLauncher
+from autotune.search.script import before_measuring, left_sentence
 from tests.support import make_probe, make_spec, make_study_spec
 
 from ..process.alive import wait_until  # noqa: TID252
@@ -200,9 +200,9 @@ def test_ranks_are_not_asked_to_end_either(launch: Callable[..., TrialResult], t
 
 def test_trackers_are_silent(launch: Callable[..., TrialResult], tmp_path: Path) -> None:
     place = Path("/tmp/launch")
-    told = own_folders.silent({"WANDB_MODE": "online", "MLFLOW_RUN_ID": "7", "TRACKIO_SPACE_ID": "me/it"}, place)
+    told = script_folders.silent({"WANDB_MODE": "online", "MLFLOW_RUN_ID": "7", "TRACKIO_SPACE_ID": "me/it"}, place)
     assert told["WANDB_MODE"] == "disabled" and told["MLFLOW_TRACKING_URI"] == "file:///tmp/launch/trackers/mlflow"
     assert "MLFLOW_RUN_ID" not in told and "TRACKIO_SPACE_ID" not in told
-    assert own_folders.silent({"WANDB_MODE": "offline", "NEPTUNE_MODE": "debug"}, place)["WANDB_MODE"] == "offline"
+    assert script_folders.silent({"WANDB_MODE": "offline", "NEPTUNE_MODE": "debug"}, place)["WANDB_MODE"] == "offline"
     result = launch("import os\nassert os.environ['WANDB_MODE'] == 'disabled', os.environ\n")
     assert result.status is TrialStatus.COMPLETE, result.cause

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from autotune.base.errors import MachineError
-from autotune.knobs.compile_mode import phase_clause
-from autotune.launcher import Launcher
 from autotune.base.layout import LaunchFiles
 from autotune.base.records import Beat, HeatPlan, LaunchKind, Phase, PhaseLimits, TrialResult, TrialSpec, TrialStatus
+from autotune.knobs.compile_mode import phase_clause
+from autotune.launcher import Launcher
 
 _ORDER = list(Phase)
 _E = TypeVar("_E", bound=Exception)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from autotune.base.records import Child, End, Job
 from autotune.daemon.devices import CPU, Reading
 from autotune.daemon.job.runner import Ended, Runner
-from autotune.base.records import Child, End, Job
 
 
 class ScriptedRunner:

@@ -7,10 +7,6 @@ from dataclasses import dataclass, replace
 
 from autotune.base.clock import Clock
 from autotune.base.files import write_atomic
-from autotune.knobs.compile_mode import compiles
-from autotune.launcher.folder import open_folder
-from autotune.launcher.quiet import ASK_EVERY_S, stopped_waiting
-from autotune.launcher.watch import Watch
 from autotune.base.records import (
     TRANSIENT,
     Beat,
@@ -30,6 +26,9 @@ from autotune.base.records import (
     TrialStatus,
     Turn,
 )
+from autotune.knobs.compile_mode import compiles
+from autotune.launcher.quiet import ASK_EVERY_S, stopped_waiting
+from autotune.launcher.watch import Watch, open_folder
 from autotune.space import key
 from tests.support.makers import make_measurement, make_probe
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from itertools import product
 from pathlib import Path
 
+from autotune.base.records import Config, LaunchKind, MeasurePlan, Phase, Side, TrialResult, TrialStatus, Value
 from autotune.knobs.compile_mode import compiles
 from autotune.knobs.num_workers import workers_of
-from autotune.base.records import Config, LaunchKind, MeasurePlan, Phase, Side, TrialResult, TrialStatus, Value
 from autotune.search.replay import PARTS, Heading, Row, ShownEntrant, row_of
 from autotune.space import canonical, device_part, key, loader_part
 from tests.support.makers import make_measurement

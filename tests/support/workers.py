@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autotune.base.clock import VirtualClock
-from autotune.launcher import Launcher
-from autotune.launcher.errands import Errand, WorkerFacts
-from autotune.launcher.workers import Arrived, Gone, News, Reported, Returned, Workers
-from autotune.launcher.workplace import Workplace
 from autotune.base.records import Beat
+from autotune.launcher import Launcher
+from autotune.launcher.elsewhere import Arrived, Gone, News, Reported, Returned, Workers
+from autotune.launcher.errands import Errand, WorkerFacts
+from autotune.launcher.workplace import Workplace
 from tests.support.makers import make_host
 
 

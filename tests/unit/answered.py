@@ -9,11 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.stats import racing
-from autotune.report.panel import PlainLines
 from autotune.base.errors import AutotuneError
-from autotune.knobs.compile_mode import compiles
-from autotune.launcher.watch import Watch
 from autotune.base.records import (
     Beat,
     CommandRef,
@@ -28,7 +24,11 @@ from autotune.base.records import (
     Turn,
     Value,
 )
+from autotune.knobs.compile_mode import compiles
+from autotune.launcher.watch import Watch
+from autotune.report.panel import PlainLines
 from autotune.search import Environment, search
+from autotune.stats import racing
 from tests.support import Play, ScriptedLauncher, make_measurement, make_probe
 
 from .world import World

@@ -18,16 +18,16 @@ class WiderSpec(study.StudySpec):
 
 autotune.base.records.StudySpec = study.StudySpec = WiderSpec
 
-from autotune.study import options  # noqa: E402
-from autotune.study.search_option import TEXT  # noqa: E402
+from autotune.study import request  # noqa: E402
+from autotune.study.request import TEXT  # noqa: E402
 
-MADE_UP = options.SearchOption("biscuits", TEXT, "Beside the tea.", "biscuits", "none", space=True, recorded=True)
-options.OPTIONS = (*options.OPTIONS, MADE_UP)
+MADE_UP = request.SearchOption("biscuits", TEXT, "Beside the tea.", "biscuits", "none", space=True, recorded=True)
+request.OPTIONS = (*request.OPTIONS, MADE_UP)
 
+from autotune.base.errors import UsageError  # noqa: E402
 from autotune.cli import search, space, submit  # noqa: E402
 from autotune.cli.main import run  # noqa: E402
-from autotune.base.errors import UsageError  # noqa: E402
-from autotune.study.typed_request import command_of  # noqa: E402
+from autotune.study.request import command_of  # noqa: E402
 
 asked: list[WiderSpec] = []
 

@@ -23,9 +23,9 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, get_worker_info
 
 from autotune import stats
-from autotune.launcher import entering
-from autotune.child.deliveries import refused_by
 from autotune.base.records import deliveries_of
+from autotune.child.trail import refused_by
+from autotune.launcher import entering
 
 sys.path.append(str(entering.FOLDER))
 from autotune_agent.deliveries import Noting

@@ -11,9 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from autotune.report.panel import PlainLines
 from autotune.base.errors import InfeasibleError, MachineError, NoVerdictError
-from autotune.profile import Profile, read
 from autotune.base.records import (
     Config,
     Finding,
@@ -26,10 +24,12 @@ from autotune.base.records import (
     TrialStatus,
     Value,
 )
+from autotune.profile import Profile, read
 from autotune.report import best_table, read_material, report_on, to_markdown
+from autotune.report.panel import PlainLines
 from autotune.search import Environment, search
 from autotune.space import key
-from autotune.study.reading import read_heats, read_trials
+from autotune.study.tables import read_heats, read_trials
 from tests.support import Play, ScriptedLauncher, make_probe
 
 from .world import World

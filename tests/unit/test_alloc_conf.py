@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from autotune.base.records import TrialSpec
 from autotune.knobs import KNOBS, SiteFacts
 from autotune.knobs.alloc_conf import expands, limits_splitting
-from autotune.training.process_settings import process
-from autotune.base.records import TrialSpec
 from autotune.search import search
+from autotune.training.process_settings import process
 from tests.support import make_host, make_probe
 
 from .world import FIXED, World, plain

@@ -19,8 +19,7 @@ import autotune
 from autotune import profile as profiles
 from autotune.base.errors import ProfileError, UsageError
 from autotune.knobs import KNOBS
-from autotune.machine.cuda import torch_versions
-from autotune.machine.host import read_host
+from autotune.machine.host import read_host, torch_versions
 from autotune.profile import Profile
 
 from .test_profile import EXAMPLE

@@ -13,12 +13,11 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.launcher import entering
 from autotune.agent.site.autotune_agent import applying
 from autotune.base.errors import AutotuneError
 from autotune.knobs import KNOBS
-from autotune.training.switching import Switch, as_found
-from autotune.training.step import apply_model
+from autotune.launcher import entering
+from autotune.training.step import Switch, apply_model, as_found
 
 LAST = {4: "channels_last", 5: "channels_last_3d"}
 

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.trial import TrialState
 
-from autotune.knobs import KNOBS
 from autotune.base.records import Config, Measurement, Phase, Trial, TrialResult, TrialStatus, Value
+from autotune.knobs import KNOBS
 from autotune.samplers import AutoSampler, Experience
 from autotune.samplers.auto.candidates import POOL
-from autotune.samplers.translate import RECORD, distributions, suggest, tell
+from autotune.samplers.sampler import RECORD, distributions, suggest, tell
 from autotune.space import Lessons, Space, canonical, key
 from autotune.study.history import finished
 from tests.support import make_measurement

@@ -12,14 +12,12 @@ from hypothesis import strategies as st
 from autotune.base.records import Phase, Trial, TrialResult, TrialStatus, Value
 from autotune.samplers.auto.candidates import POOL, Offers, neighbours
 from autotune.samplers.auto.features import DEVICE, WHOLE, Features
-from autotune.samplers.auto.fitted import Observation
-from autotune.samplers.auto.linear import Prior, Regression
 from autotune.samplers.auto.memory import HEADROOM, MemoryModel
 from autotune.samplers.auto.posterior import observation
 from autotune.samplers.auto.rates import RateModel
+from autotune.samplers.auto.regression import Observation, Prior, Regression
 from autotune.samplers.auto.worlds import combined
-from autotune.samplers.cost import CostModel
-from autotune.samplers.experience import Experience
+from autotune.samplers.sampler import CostModel, Experience
 from autotune.space import Lessons, key
 from tests.support import make_measurement
 

@@ -11,10 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from autotune.training.batches import split
 from autotune.base.errors import WorkloadError
 from autotune.base.records import Config
-from autotune.training.step import Step
+from autotune.training.step import Step, split
 
 Pair = namedtuple("Pair", ["images", "labels"])
 

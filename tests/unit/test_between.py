@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.workload.catalog import find_objective
 from autotune.base.records import Config, TrialStatus, Value
+from autotune.samplers.auto.features import DEVICE, Features
 from autotune.search.replay import Surface, read_surface
 from autotune.search.replay.run import replay
-from autotune.samplers.auto.features import DEVICE, Features
-from autotune.workload.scoring import Scorer
 from autotune.space import Choice, Space, canonical
+from autotune.workload.catalog import find_objective
+from autotune.workload.scoring import Scorer
 from tests.support import write_surface
 
 BASELINE: dict[str, Value] = {"precision": "fp32", "batch_size": 64, "memory_format": "contiguous", "num_workers": 0}

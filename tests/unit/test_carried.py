@@ -17,9 +17,9 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.workload.carrying import Carried
 from autotune.base.errors import UsageError, WorkloadError
-from autotune.search.tuning.carried import carried_argument, is_live
+from autotune.search.tuning.workload_file import carried_argument, is_live
+from autotune.workload.carrying import Carried
 
 #: A script with objects of its own classes; it prints the file of the workload.
 SCRIPT = """

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import autotune
+from autotune.base.errors import UnknownNameError, UsageError
 from autotune.workload.catalog import (
     catalog_folder,
     declared_knobs,
@@ -21,7 +22,6 @@ from autotune.workload.catalog import (
     torchvision_names,
     workload_names,
 )
-from autotune.base.errors import UnknownNameError, UsageError
 
 PACKAGE = Path(autotune.__file__).parent
 
@@ -40,14 +40,14 @@ def test_a_checkouts_catalogs_are_beside_the_package() -> None:
 def test_a_wheels_catalogs_are_inside_the_package(tmp_path: Path) -> None:
     installed = tmp_path / "autotune"
     installed.mkdir()
-    for name in ("__init__.py", "catalog.py", "errors.py"):
-        shutil.copy(PACKAGE / name, installed)
-    shutil.copytree(PACKAGE / "records", installed / "records")
+    shutil.copy(PACKAGE / "__init__.py", installed)
+    for package in ("base", "workload"):
+        shutil.copytree(PACKAGE / package, installed / package)
     (installed / "_catalog" / "models").mkdir(parents=True)
     (installed / "_catalog" / "models" / "mine.py").write_text("")
     # A foreign folder of that name beside the package must be ignored.
     (tmp_path / "models").mkdir()
-    code = "from autotune import catalog; print(catalog.workload_names(), catalog.catalog_folder('models'))"
+    code = "from autotune.workload import catalog; print(catalog.workload_names(), catalog.catalog_folder('models'))"
     assert run(code, cwd=tmp_path).split() == ["['mine']", str(installed / "_catalog" / "models")]
 
 

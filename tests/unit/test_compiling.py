@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from autotune.base.records import Phase, TrialSpec, TrialStatus
 from autotune.child.failure import classify
 from autotune.child.probe import compiler_here
 from autotune.cli.doctor import Check, State, _compilers
 from autotune.knobs import KNOBS, SiteFacts
-from autotune.base.records import Phase, TrialSpec, TrialStatus
 from tests.support import make_host, make_probe, make_spec
 
 exc = pytest.importorskip("torch._inductor.exc")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.machine.cuda import VERSIONS, fitting, torch_versions, trouble
+from autotune.machine.host import VERSIONS, fitting, torch_versions, trouble
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.workload.data import sets as data
-from autotune.workload.data.photographs import photograph
 from autotune.base.errors import MachineError
 from autotune.base.files import exclusive_lock
 from autotune.base.records import DataRef
+from autotune.workload.data import sets as data
+from autotune.workload.data.photographs import photograph
 
 COUNT = 6
 

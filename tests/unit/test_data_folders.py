@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.workload.data import sets as data
 from autotune.base.errors import WorkloadError
+from autotune.workload.data import sets as data
 
 
 def image_folder(root: Path, *paths: str) -> Path:

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from autotune.base.errors import AutotuneError, ImpossibleError, MachineError, UsageError
-from autotune.machine.cores import cores_text, equal_shares, parse_cores
-from autotune.machine.gpu import Gpu, NvmlUnavailable
 from autotune.base.records import Host, StudySpec
-from autotune.search import devices, environment, request
+from autotune.machine.cpu_load import cores_text, equal_shares, parse_cores
+from autotune.machine.gpu import Gpu, NvmlUnavailable
+from autotune.search import devices, request, setup
 from autotune.search.devices import cards_for, devices_text, resolve_devices
-from autotune.search.environment import Run
-from autotune.study.typed_request import spec_of
+from autotune.search.setup import Run
+from autotune.study.request import spec_of
 from tests.support import make_host, make_study_spec
 
 from .cards import card, list_cards, make_machine
@@ -121,7 +121,7 @@ def test_one_device_is_said_in_one_way() -> None:
 
 def test_a_device_has_its_share_of_what_is_free(machine: pytest.MonkeyPatch) -> None:
     def share(host: Host, spec: StudySpec) -> Host:
-        machine.setattr(environment, "read_host", lambda: host)
+        machine.setattr(setup, "read_host", lambda: host)
         return Run(*[None] * 6, devices=resolve_devices(spec)).host  # type: ignore[arg-type, misc]
 
     host = make_host(cores=8)

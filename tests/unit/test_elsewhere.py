@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from autotune.workload.catalog import find_workload
 from autotune.base.errors import MachineError
-from autotune.launcher.elsewhere import RemoteLanes
-from autotune.launcher.errands import WorkerFacts
 from autotune.base.layout import LaunchFiles
 from autotune.base.records import CheckPlan, DataRef, LaunchKind, TrialSpec, TrialStatus
-from autotune.study.launch_files import read_launch
+from autotune.launcher.elsewhere import RemoteLanes
+from autotune.launcher.errands import WorkerFacts
+from autotune.study.history import read_launch
+from autotune.workload.catalog import find_workload
 from tests.support import FakeClock, Play, ScriptedLauncher, ScriptedWorkers, make_host, make_probe, make_spec
 
 

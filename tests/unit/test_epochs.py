@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from autotune.space.formatting import seconds_text
 from autotune.base.records import Bottleneck, DataRef, Limit, Outcome, SlowStore, Standing, TrialResult, TrialStatus
 from autotune.report import Material
 from autotune.report.document import Facts, Grid
-from autotune.report.epochs import epochs, saved
 from autotune.report.material import LaunchRecord
+from autotune.report.sections import epochs, saved
+from autotune.space.formatting import seconds_text
 from tests.support import make_measurement, make_outcome, make_spec, make_study_spec, make_trial
 
 OUTCOME = make_outcome()

@@ -13,15 +13,22 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, text
 
 from autotune.base.clock import SystemClock
-from autotune.cluster.database_workers import HERE, DatabaseWorkers, workers_of
-from autotune.cluster.errand_table import LOST_S, SearchSide, WorkerSide, search_of
-from autotune.launcher.errands import Errand, ErrandEnd, WorkerFacts
-from autotune.launcher.workers import Arrived, Gone, News, Reported, Returned, Said
-from autotune.launcher.workplace import Workplace
 from autotune.base.layout import StudyFiles
 from autotune.base.records import Beat, Phase, StudySpec, TrialResult, TrialStatus
+from autotune.cluster.database_workers import (
+    HERE,
+    LOST_S,
+    DatabaseWorkers,
+    SearchSide,
+    WorkerSide,
+    search_of,
+    workers_of,
+)
+from autotune.launcher.elsewhere import Arrived, Gone, News, Reported, Returned, Said
+from autotune.launcher.errands import Errand, ErrandEnd, WorkerFacts
+from autotune.launcher.workplace import Workplace
 from autotune.search.request import Device
-from autotune.study.patience import LostConnection
+from autotune.study.database import LostConnection
 from autotune.study.schema import prepare
 from tests.support import FakeClock, Play, ScriptedLauncher, make_host, make_probe, make_spec
 

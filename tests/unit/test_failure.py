@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.distributed import DistBackendError
 
-from autotune.child.failure import classify
 from autotune.base.records import Phase, TrialSpec, TrialStatus
+from autotune.child.failure import classify
 from tests.support import make_spec
 
 BUS = (

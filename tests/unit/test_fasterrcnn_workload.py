@@ -14,12 +14,12 @@ import torch
 from PIL import Image
 
 import autotune
+from autotune.base.records import Config, DataRef, WorkloadRef
+from autotune.child.probe import images_vary
 from autotune.training import step as training
 from autotune.workload import contract as workload
-from autotune.child.shapes import images_vary
-from autotune.base.records import Config, DataRef, WorkloadRef
-from tests.support import FakeClock
 from autotune.workload.contract import Context
+from tests.support import FakeClock
 
 CTX = Context(device="cpu", batch_size=2, image_size=64, seed=0, data=DataRef(kind="synthetic"), args={"classes": "1"})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from autotune.base.records import TrialStatus, Value
 from autotune.space.formatting import (
     count,
     describe,
@@ -19,7 +20,6 @@ from autotune.space.formatting import (
     settings,
     trial_rate_text,
 )
-from autotune.base.records import TrialStatus, Value
 from tests.support import make_trial
 
 GIB = 2**30

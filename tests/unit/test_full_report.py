@@ -29,7 +29,7 @@ from autotune.base.records import (
 )
 from autotune.report import Material, report_on, to_markdown, to_terminal
 from autotune.report.material import LaunchRecord
-from autotune.study.typed_request import command_of
+from autotune.study.request import command_of
 from tests.support import make_measurement, make_outcome, make_probe, make_spec, make_standing, make_trial
 
 FOUND = make_outcome()

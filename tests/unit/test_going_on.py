@@ -11,7 +11,7 @@ from autotune.base.records import Finding, LaunchKind, Outcome, TrainCheck, Tria
 from autotune.search import resume, search
 from autotune.space import key, maths_part
 from autotune.study.budget import GRACE
-from autotune.study.reading import read_trials
+from autotune.study.tables import read_trials
 from tests.support import Play, make_measurement
 
 from .world import FIXED, World

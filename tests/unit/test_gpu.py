@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from autotune.cli.doctor import State, diagnose, doctor
-from autotune.machine.fingerprint import fingerprint
-from autotune.machine.gpu import Gpu
-from autotune.machine.nvml import has_nvidia_card, has_nvidia_driver
 from autotune.base.records import DataRef
+from autotune.cli.doctor import State, diagnose, doctor
+from autotune.machine.gpu import Gpu
+from autotune.machine.host import fingerprint
+from autotune.machine.nvml import has_nvidia_card, has_nvidia_driver
 from tests.support import make_host, make_probe
 
 GIB = 2**30

@@ -14,13 +14,12 @@ from autotune.base.errors import InterruptedSearch, MachineError, NoVerdictError
 from autotune.base.records import Config, Heat, HeatEntrant, LaunchKind, Side, StudyHeat, TrialSpec, TrialStatus
 from autotune.report import heat_table, read_material, report_on, to_text
 from autotune.samplers import Experience
-from autotune.samplers.auto.fitted import Observation
-from autotune.samplers.auto.linear import Prior, Regression
 from autotune.samplers.auto.rates import RateModel
+from autotune.samplers.auto.regression import Observation, Prior, Regression
 from autotune.samplers.auto.shown import LACK_SD, Shown, corrections
 from autotune.search import resume, search
 from autotune.space import delivery_part, device_part, key, why_apart
-from autotune.study.reading import read_heats, read_trials
+from autotune.study.tables import read_heats, read_trials
 from tests.support import Play, make_measurement
 
 from .test_search import cpu_space

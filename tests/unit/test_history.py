@@ -17,12 +17,10 @@ from optuna.trial import TrialState
 from autotune.base.errors import MachineError, ResumeRefusedError
 from autotune.base.layout import StudyFiles
 from autotune.base.records import INFEASIBLE, Fingerprint, Trial, TrialResult, TrialStatus
-from autotune.samplers.translate import CONSTRAINT
+from autotune.samplers.sampler import CONSTRAINT
 from autotune.space import Choice, Space
-from autotune.study.history import History, slim
-from autotune.study.launch_files import write_result
-from autotune.study.reading import read_choices, read_trials
-from autotune.study.tables import LaunchTables
+from autotune.study.history import History, slim, write_result
+from autotune.study.tables import LaunchTables, read_choices, read_trials
 
 from .remembering import BASELINE, MEASUREMENT, OTHER, SPACE, complete, leave_folder, new_study, run_one, spec_for
 

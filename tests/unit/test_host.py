@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from autotune.base.errors import MachineError
-from autotune.machine.host import oom_kill_count, read_host, tree_memory_bytes
 from autotune.base.records import Host
+from autotune.machine.host import oom_kill_count, read_host, tree_memory_bytes
 
 GIB = 2**30
 CPU = "processor\t: 0\nmodel name\t: Fast CPU @ 3 GHz\n\n"

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.base.records import Hold, TrainCheck
+from autotune.search.verify.train_check import Judgement, held, judge
 from autotune.space import maths_part
-from autotune.search.verify.judgements import Judgement, held, judge
 
 STEPS = 24
 GIB = 2**30

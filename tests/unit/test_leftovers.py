@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.launcher.leftovers import remove_leftovers
+from autotune.launcher.watch import remove_leftovers
 
 
 def dead() -> int:

@@ -10,16 +10,16 @@ import pytest
 from autotune import stats
 from autotune.base.errors import InterruptedSearch, ProfileError, UsageError
 from autotune.base.parsing import duration_s
+from autotune.base.records import Finding, Heat, HeatEntrant, LaunchKind, TrainCheck, TrialSpec, Turn
 from autotune.profile import Profile, read
 from autotune.profile.store import Store
-from autotune.base.records import Finding, Heat, HeatEntrant, LaunchKind, TrainCheck, TrialSpec, Turn
 from autotune.report import headline_of
 from autotune.search import resume, search
-from autotune.search.other_trial import profile_from
-from autotune.study.reading import read_trials
-from tests.support import Play, make_measurement, make_trial
-from autotune.search.verify.entrant import entrant
+from autotune.search.ranking import profile_from
 from autotune.search.verify.likely import _by_heats
+from autotune.search.verify.race import entrant
+from autotune.study.tables import read_trials
+from tests.support import Play, make_measurement, make_trial
 
 from .answered import Case, Launcher, Training, answer
 from .world import FIXED, World, plain

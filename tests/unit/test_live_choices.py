@@ -2,8 +2,8 @@
 
 import pytest
 
-from autotune.child.live_choices import changes, other_workers, surest_workers, together
 from autotune.base.records import Heat, HeatEntrant, LiveSpec, TrialStatus, Value, WorkloadRef
+from autotune.child.live import changes, other_workers, surest_workers, together
 from autotune.space import SpaceRequest, build_space
 from tests.support import make_host, make_probe
 

@@ -10,13 +10,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from autotune.training import short_training
-from autotune.child.beats import Beats
-from autotune.child.loop import Loop
 from autotune.base.clock import SystemClock
-from autotune.training.feed import Delivery, Drain, Feed, Resident
 from autotune.base.records import MeasurePlan, Phase, Surroundings
-from autotune.training.stopwatch import Made
+from autotune.child.launch import Beats
+from autotune.child.loop import Loop
+from autotune.training import short_training
+from autotune.training.feed import Delivery, Drain, Feed, Made, Resident
 from tests.support import FakeClock
 
 from .fake_card import FakeCard

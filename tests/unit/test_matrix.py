@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from autotune.workload.catalog import find_workload
-from autotune.cli.matrix import Asked, planned
-from autotune.cli.matrix_file import Cell, read_matrix
-from autotune.cluster.slurm_request import Allocation
 from autotune.base.errors import UsageError
 from autotune.base.layout import StudyFiles
+from autotune.base.records import JobRequest, JobRow, JobState, StudySpec
+from autotune.cli.matrix import Asked, Cell, planned, read_matrix
+from autotune.cluster.slurm_queue import Allocation
 from autotune.profile import Profile
 from autotune.profile.store import Slot, SlotState
-from autotune.base.records import JobRequest, JobRow, JobState, StudySpec
 from autotune.study.request import write_request
+from autotune.workload.catalog import find_workload
 
 from .test_profile_store import EXAMPLE, here, profile
 

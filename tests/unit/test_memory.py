@@ -6,8 +6,8 @@ from typing import Any, cast
 import pytest
 import torch
 
-from autotune.child.measure import Measuring
-from autotune.child.memory import DeviceMemory, available_on
+from autotune.child.launch import DeviceMemory, available_on
+from autotune.child.loop import Measuring
 from autotune.search.setup import Setup
 from tests.support import FakeClock, make_probe
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from autotune.base.clock import VirtualClock
-from autotune.training.whole_training.history import EpochTally
-from autotune.training.whole_training.meter import Meter, Pace
+from autotune.training.whole_training.checkpoints import EpochTally
+from autotune.training.whole_training.course import Meter, Pace
 
 
 @pytest.mark.parametrize("watts", [50.0, None])

@@ -17,9 +17,9 @@ import torch
 from PIL import Image
 
 import autotune
+from autotune.base.records import DataRef, WorkloadRef
 from autotune.training import step as training
 from autotune.workload import contract as workload
-from autotune.base.records import DataRef, WorkloadRef
 from autotune.workload.contract import Context
 
 MODELS = Path(autotune.__file__).parent.parent / "models"

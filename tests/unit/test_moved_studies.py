@@ -15,13 +15,13 @@ import optuna
 import pytest
 
 from autotune.base.errors import MachineError, ResumeRefusedError
-from autotune.launcher import STUDY_MARK
 from autotune.base.layout import StudyFiles
 from autotune.base.records import Trial
+from autotune.launcher import STUDY_MARK
 from autotune.search import load_outcome, resume, search
 from autotune.space import key
-from autotune.study.reading import read_trials
 from autotune.study.request import process_mark, read_request
+from autotune.study.tables import read_trials
 
 from .world import FIXED, World, plain
 

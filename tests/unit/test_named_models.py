@@ -15,10 +15,10 @@ import pytest
 import torch
 from PIL import Image
 
+from autotune.base.records import DataRef
 from autotune.training import step as training
 from autotune.workload import contract as workload
 from autotune.workload.catalog import find_workload
-from autotune.base.records import DataRef
 from autotune.workload.contract import Context
 
 #: One of each kind of target and of each interface.

@@ -15,11 +15,10 @@ import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.cli import main
 from autotune.base.errors import UsageError
 from autotune.base.records import LARGEST_IMAGE, StudySpec
-from autotune.study.options import OPTIONS, option
-from autotune.study.typed_request import command_of, spec_of
+from autotune.cli import main
+from autotune.study.request import OPTIONS, command_of, option, spec_of
 
 SPEC = StudySpec(name="", mark="m", created="c", model="resnet50")
 #: The options of which a request's command line may have one.

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from autotune.workload.catalog import find_objective
-from autotune.knobs.compile_mode import eager
 from autotune.base.records import Config, TrialStatus, Value
+from autotune.knobs.compile_mode import eager
+from autotune.samplers import Experience
 from autotune.search.replay import Surface, read_surface
 from autotune.search.replay.run import replay
-from autotune.samplers import Experience
-from autotune.workload.scoring import Scorer
 from autotune.space import Choice, Space, canonical, key
-from autotune.study.own_batch import owed
+from autotune.study.agenda import owed
+from autotune.workload.catalog import find_objective
+from autotune.workload.scoring import Scorer
 from tests.support import make_trial, write_surface
 
 BASELINE: dict[str, Value] = {

@@ -13,9 +13,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from autotune.report.panel import MIN_GAP_S, LivePanel, PanelConsole, PlainLines, observer_for
 from autotune.base.observer import Observer
 from autotune.base.records import Beat, Measurement, Phase, StudySpec, Trial, TrialResult, TrialStatus, Value, Window
+from autotune.report.panel import MIN_GAP_S, LivePanel, PanelConsole, PlainLines, observer_for
 from tests.support import make_trial
 
 GIB = 2**30

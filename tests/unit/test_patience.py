@@ -16,8 +16,8 @@ from optuna.trial import TrialState
 from autotune.base.errors import InterruptedSearch, MachineError
 from autotune.base.records import TrialStatus
 from autotune.study.budget import Budget
+from autotune.study.database import PATIENCE_S, LostConnection, Patience, PatientStorage
 from autotune.study.history import History
-from autotune.study.patience import PATIENCE_S, LostConnection, Patience, PatientStorage
 from tests.support import FakeClock
 
 from .remembering import BASELINE, OTHER, SPACE, new_study, run_one

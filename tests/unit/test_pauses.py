@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from autotune.child.pauses import Pauses
-from autotune.child.trail import SeenStep
+from autotune.child.trail import Pauses, SeenStep
 
 
 def seen(seconds: Iterable[float]) -> Pauses:

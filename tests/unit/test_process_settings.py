@@ -12,9 +12,9 @@ import torch
 
 from autotune import Applied
 from autotune.knobs import KNOBS, Knob
-from autotune.training.process_settings import process
 from autotune.profile import Profile
 from autotune.space import environment
+from autotune.training.process_settings import process
 
 from .test_profile import EXAMPLE
 

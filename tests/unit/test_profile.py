@@ -18,11 +18,11 @@ from pydantic import ValidationError
 from ruamel.yaml import YAML
 
 from autotune import profile as profiles
-from autotune.workload.catalog import find_workload
 from autotune.base.errors import MachineError, ProfileError
+from autotune.base.records import LARGEST, LARGEST_IMAGE, Fingerprint, TrialStatus
 from autotune.knobs import KNOBS
 from autotune.profile import Profile, ProfileWorkload
-from autotune.base.records import LARGEST, LARGEST_IMAGE, Fingerprint, TrialStatus
+from autotune.workload.catalog import find_workload
 
 BASELINE = {"precision": "fp32", "compile_mode": "off", "batch_size": 32, "num_workers": 0}
 BEST = {

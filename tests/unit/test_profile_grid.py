@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from autotune.workload.catalog import find_workload
 from autotune.base.errors import ProfileError
 from autotune.profile.store import Store
-from autotune.report.profiles import GridTable, grid_of
+from autotune.report.listing import GridTable, grid_of
+from autotune.workload.catalog import find_workload
 
 from .test_profile_store import EXAMPLE, here, profile
 

@@ -9,8 +9,7 @@ from uuid import uuid4
 import pytest
 
 from autotune.base.errors import MachineError, UsageError
-from autotune.profile.sharing import pull, push
-from autotune.profile.store import Store
+from autotune.profile.store import Store, pull, push
 
 from .test_profile_store import EXAMPLE, FASTER, here, profile
 

@@ -14,12 +14,12 @@ import pytest
 import autotune
 from autotune.base.errors import NoVerdictError, UnknownNameError
 from autotune.base.layout import StudyFiles
-from autotune.profile import Profile
 from autotune.base.records import Finding
+from autotune.profile import Profile
 from autotune.search import SearchResult
+from autotune.search.tuning.study import trial_rows
 from tests.support import make_trial
 from tests.support.makers import make_outcome, make_standing
-from autotune.search.tuning.study import trial_rows
 
 from .test_profile import EXAMPLE
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from autotune.base.errors import MachineError
-from autotune.launcher.leftovers import is_alive
 from autotune.launcher.quiet import IDLE_BYTES, PATIENCE_S, Quiet, Stopped, cards_of
+from autotune.launcher.watch import is_alive
 from autotune.machine.gpu import Gpu, NvmlUnavailable
 from tests.support import FakeClock, make_spec
 

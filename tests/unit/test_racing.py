@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from autotune.base.clock import VirtualClock
-from autotune.stats.racing import PRIORS, Contender, Rounds
 from autotune.base.records import Heat, HeatPlan, TrialStatus, Turn
+from autotune.stats.racing import PRIORS, Contender, Rounds
 
 NEVER = 1e-9
 

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from autotune.cli import main
 from autotune.base.errors import InfeasibleError, UsageError
-from autotune.profile.export.heading import heading
-from autotune.profile import dump, parse, read
 from autotune.base.records import StudySpec, TrialSpec
-from autotune.space.requirements import figure_called
+from autotune.cli import main
+from autotune.profile import dump, parse, read
+from autotune.profile.export.format import heading
 from autotune.search import load_outcome, search
-from autotune.search.other_trial import profile_of_trial
-from autotune.search.ranking import Ranking, pareto, rank
+from autotune.search.ranking import Ranking, pareto, profile_of_trial, rank
+from autotune.space.requirements import figure_called
 from tests.support import Play, make_measurement
 
 from .world import FIXED, World, rate

@@ -16,15 +16,14 @@ import torch
 from torch.amp import grad_scaler
 from torch.nn.utils import clip_grad
 
-from autotune.training.batches import move
-from autotune.child.beats import Beats
-from autotune.child.launch import Launch
-from autotune.child.ranks import _place
 from autotune.base.clock import SystemClock
 from autotune.base.errors import MachineError
-from autotune.training.exchange import RankSampler
 from autotune.base.ranks import Rank, own_rank
 from autotune.base.records import TrialSpec, WorkloadRef
+from autotune.child.launch import Beats, Launch
+from autotune.child.ranks import _place
+from autotune.training.exchange import RankSampler
+from autotune.training.step import move
 from tests.support import make_spec
 
 ENV = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}

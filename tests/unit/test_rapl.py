@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autotune.child.surroundings import Watcher
-from autotune.machine.rapl import Rapl
+from autotune.machine.cpu_load import Rapl
 from tests.support import FakeClock
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from autotune.base.errors import InterruptedSearch, MachineError, UsageError, WorkloadError
-from autotune.space.formatting import interval_text
-from autotune.profile import Profile, read
 from autotune.base.records import LaunchKind, Surroundings, TrialSpec, TrialStatus
+from autotune.profile import Profile, read
 from autotune.search import search
 from autotune.search.recheck import Recheck, recheck, request_for
+from autotune.space.formatting import interval_text
 from tests.support import Play, make_measurement
 
 from .world import FIXED, World

@@ -12,10 +12,10 @@ from optuna.trial import TrialState
 
 from autotune.base.layout import StudyFiles
 from autotune.base.records import TRANSIENT, Trial, TrialResult, TrialStatus
-from autotune.samplers.translate import CONSTRAINT
+from autotune.samplers.sampler import CONSTRAINT
 from autotune.space import key
 from autotune.study.history import History
-from autotune.study.reading import read_trials
+from autotune.study.tables import read_trials
 
 from .remembering import BASELINE, OTHER, SPACE, complete, leave_folder, new_study, queue_unfinished, run_one
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from autotune.workload.catalog import find_objective
 from autotune.base.clock import VirtualClock
 from autotune.base.errors import UsageError
 from autotune.base.records import (
@@ -25,8 +24,9 @@ from autotune.base.records import (
 )
 from autotune.search.replay import ReplayLauncher, Row, Surface, read_surface, row_of
 from autotune.search.replay.run import narrowed, replay
-from autotune.workload.scoring import Scorer
 from autotune.space import canonical, device_part, key
+from autotune.workload.catalog import find_objective
+from autotune.workload.scoring import Scorer
 from tests.support import make_spec, surfaces, write_surface
 
 BASELINE: dict[str, Value] = {

@@ -12,7 +12,6 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
-from autotune.space.formatting import describe
 from autotune.base.records import (
     BreakEven,
     Finding,
@@ -29,6 +28,7 @@ from autotune.base.records import (
 )
 from autotune.report import StudyRow, best_table, listing, space_table, studies_table, trials_table
 from autotune.space import Choice, Space, SpaceRequest, build_space, canonical
+from autotune.space.formatting import describe
 from tests.support import make_host, make_measurement, make_probe, make_standing, make_trial
 
 GIB = 2**30

@@ -23,7 +23,7 @@ from autotune.report.document import (
     Picture,
     Section,
 )
-from autotune.report.plots import Axis, Chart, Factor, IntervalRow, Intervals, Panel, Series, Stacks, Waterfall
+from autotune.report.drawing import Axis, Chart, Factor, IntervalRow, Intervals, Panel, Series, Stacks, Waterfall
 
 #: Elements that HTML never closes.
 VOID = {"br", "meta"}

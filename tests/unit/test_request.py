@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.base.errors import MachineError, UnknownNameError, UsageError
-from autotune.machine.gpu import Gpu, NvmlUnavailable
 from autotune.base.records import StudySpec
+from autotune.machine.gpu import Gpu, NvmlUnavailable
 from autotune.search import request
 from autotune.search.request import Device, check_request, resolve_device
 from autotune.search.setup import first_headline

@@ -12,11 +12,11 @@ import pytest
 from autotune.base.errors import InfeasibleError, UsageError
 from autotune.base.records import Finding, Hold, TrialSpec, TrialStatus
 from autotune.report.answer import headline_of
-from autotune.report.verdict import required_line
+from autotune.report.sentences import required_line
 from autotune.search import resume, search
 from autotune.search.ranking import rank
 from autotune.study.database import open_study
-from autotune.study.reading import read_trials
+from autotune.study.tables import read_trials
 from tests.support import Play, make_measurement
 
 from .world import FIXED, World, rate

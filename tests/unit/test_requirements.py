@@ -7,8 +7,8 @@ import math
 import pytest
 
 from autotune.base.errors import UnknownNameError, UsageError
-from autotune.space.formatting import unmet_text
 from autotune.base.records import FIGURES, Goal
+from autotune.space.formatting import unmet_text
 from autotune.space.requirements import Requirements, requirement
 from tests.support import make_measurement
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from autotune import stats
-from autotune.launcher import entering
 from autotune.base.records import Delivered, DeliveredBatch, DeliveredEpoch
+from autotune.launcher import entering
 
 sys.path.append(str(entering.FOLDER))
 from autotune_agent import looks

@@ -9,9 +9,9 @@ from torch.utils.data import DataLoader
 
 from autotune.base.layout import StudyFiles
 from autotune.base.records import CommandRef, TrialResult, TrialSpec, TrialStatus
-from autotune.training.sample_order import SampleOrder
-from autotune.study.launch_files import write_result
-from autotune.study.samples_read import GUESS_BATCHES, SamplesRead
+from autotune.study.history import write_result
+from autotune.study.tables import GUESS_BATCHES, SamplesRead
+from autotune.training.feed import SampleOrder
 from tests.support import make_spec
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from autotune.base.records import DataRef
 from autotune.workload import contract
 from autotune.workload.catalog import find_workload
-from autotune.base.records import DataRef
 from autotune.workload.contract import Context
 
 

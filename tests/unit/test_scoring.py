@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import autotune
-from autotune.workload.catalog import find_objective, objective_names
 from autotune.base.errors import MachineError, UsageError
 from autotune.base.records import FIGURES, SHORT, Goal, Measurement
+from autotune.workload.catalog import find_objective, objective_names
 from autotune.workload.scoring import Scorer
 
 MEASUREMENT = Measurement(
@@ -274,3 +274,11 @@ def test_a_parameter_with_a_default_is_the_objectives_own(opened: list[Scorer], 
     text = "RATE_WITHIN = 0\ndef score(m, penalty=0.5, *, more=1): return m.samples_per_s * penalty * more\n"
     scorer = own(opened, tmp_path, text)
     assert scorer.score(MEASUREMENT) == 25.0 and scorer.facts.rate_within == 0
+
+
+@pytest.mark.parametrize("home", ["autotune", "autotune.records"])
+def test_an_objective_imports_its_records_by_either_name(opened: list[Scorer], tmp_path: Path, home: str) -> None:
+    """The second is the name that they had before."""
+    text = f"from {home} import Goal, Measurement, NotScored\n\ndef score(m: Measurement, goal: Goal): return 2.0\n"
+    scorer = own(opened, tmp_path, text)
+    assert scorer.score(MEASUREMENT) == 2.0

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from autotune.base.errors import ImpossibleError
-from autotune.machine.gpu import Gpu, NvmlUnavailable
 from autotune.base.observer import Silent
-from autotune.profile import Profile, read
 from autotune.base.records import CommandRef, WorkloadRef
+from autotune.machine.gpu import Gpu, NvmlUnavailable
+from autotune.profile import Profile, read
 from autotune.search import devices, search, setup
-from autotune.search.environment import Run
-from autotune.search.script_cards import ALL, ranks_told, unlike_the_search
-from autotune.study.launch_files import read_launches
+from autotune.search.script import ALL, ranks_told, unlike_the_search
+from autotune.search.setup import Run
+from autotune.study.history import read_launches
 from autotune.study.launches import LaunchConditions
 from tests.support import make_study_spec
 

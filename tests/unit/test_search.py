@@ -11,8 +11,7 @@ from optuna.trial import TrialState
 from autotune.base.errors import UnknownNameError
 from autotune.base.records import Config, TrialStatus, Value
 from autotune.samplers import LegalSampler, make_sampler
-from autotune.samplers.sampler import CompleteView
-from autotune.samplers.translate import distributions, suggest, tell
+from autotune.samplers.sampler import CompleteView, distributions, suggest, tell
 from autotune.space import Choice, Lessons, Space, canonical, key
 
 #: Optuna's own samplers. Its GP takes seconds for a proposal.

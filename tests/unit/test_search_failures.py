@@ -16,7 +16,7 @@ from autotune.search import resume, search
 from autotune.space import Lessons, key
 from autotune.stats import PRIORS
 from autotune.study.budget import search_share
-from autotune.study.reading import read_trials
+from autotune.study.tables import read_trials
 from tests.support import Play, make_measurement
 
 from .world import World, plain, rate

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from autotune.child.shapes import LOOK_S, images_vary
 from autotune.base.layout import StudyFiles
 from autotune.base.records import TrialResult, TrialStatus
+from autotune.child.probe import LOOK_S, images_vary
 from autotune.search import setup
 from tests.support import FakeClock, make_probe, make_spec
 

@@ -13,10 +13,9 @@ import sqlalchemy
 from autotune.base.errors import UsageError
 from autotune.base.layout import StudyFiles
 from autotune.base.records import StudySpec
-from autotune.study import shared as shared_module
-from autotune.study.database import open_shared
+from autotune.study import database as shared_module
+from autotune.study.database import SharedDatabase, SharedStudy, open_shared, open_to_read
 from autotune.study.request import write_request
-from autotune.study.shared import SharedDatabase, SharedStudy, open_to_read
 from autotune.study.storage_url import StorageUrl
 
 SPEC = StudySpec(name="net-1", mark="m", created="c", model="resnet50")

@@ -12,11 +12,11 @@ from unittest import mock
 import pytest
 
 from autotune import profile as profiles
-from autotune.training import short_training
-from autotune.workload.catalog import find_workload
-from autotune.cli.main import run
-from autotune.training.feed import Drain
 from autotune.base.records import MeasurePlan
+from autotune.cli.main import run
+from autotune.training import short_training
+from autotune.training.feed import Drain
+from autotune.workload.catalog import find_workload
 
 from .test_profile import EXAMPLE
 

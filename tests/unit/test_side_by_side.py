@@ -12,18 +12,17 @@ import pytest
 
 from autotune.base.clock import SystemClock
 from autotune.base.errors import InterruptedSearch, MachineError, WorkloadError
-from autotune.launcher.lanes import ThreadLanes, VirtualLanes
 from autotune.base.layout import StudyFiles
 from autotune.base.observer import Silent
 from autotune.base.records import DataRef, LaunchKind, TrialResult, TrialSpec, TrialStatus, WorkloadRef
+from autotune.launcher.lanes import ThreadLanes, VirtualLanes
 from autotune.search import Environment, devices, resume, search
 from autotune.space import key
 from autotune.study.budget import Budget
 from autotune.study.heats import dealt
-from autotune.study.launch_files import read_launches
-from autotune.study.launches import LaunchConditions
-from autotune.study.reading import read_trials
-from autotune.study.running import Place, RunningLaunches, once
+from autotune.study.history import read_launches
+from autotune.study.launches import LaunchConditions, Place, RunningLaunches, once
+from autotune.study.tables import read_trials
 from tests.support import FakeClock, Play, ScriptedLauncher, make_probe, make_spec
 
 from .world import World, plain

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from autotune.cluster.slurm_queue import SlurmJob, SlurmQueue
 from autotune.base.errors import InfeasibleError, MachineError, UsageError
 from autotune.base.files import write_atomic
 from autotune.base.layout import DaemonFiles, StudyFiles
 from autotune.base.records import JobState
-from autotune.study.failure import note_failure
+from autotune.cluster.slurm_queue import SlurmJob, SlurmQueue
+from autotune.study.loop import note_failure
 
 FINISHED = Path(__file__).parents[1] / "old" / "studies" / "finished"
 

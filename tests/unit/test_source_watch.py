@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from autotune.workload import catalog
-from autotune.workload.catalog import source_hash
 from autotune.base.errors import ResumeRefusedError, WorkloadError
 from autotune.base.records import TrialSpec, TrialStatus
 from autotune.search import resume, search
-from autotune.study.reading import read_trials
 from autotune.study.source_watch import SourceWatch
+from autotune.study.tables import read_trials
+from autotune.workload import catalog
+from autotune.workload.catalog import source_hash
 from tests.support import Play
 
 from .world import World, plain

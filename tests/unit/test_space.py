@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.base.errors import UnknownNameError, UsageError
+from autotune.base.records import Probe, Value
 from autotune.knobs import KNOBS, Scope, spell
 from autotune.knobs.compile_mode import CUDAGRAPH_MODES
-from autotune.base.records import Probe, Value
 from autotune.space import Choice, Space, SpaceRequest, build_space, canonical, key
 from tests.support import make_host, make_probe
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.base.errors import UnknownNameError, UsageError
-from autotune.knobs import KNOBS, spell
 from autotune.base.records import Value
+from autotune.knobs import KNOBS, spell
 from autotune.space import canonical, environment, key, parse_value
 
 from .configurations import configs

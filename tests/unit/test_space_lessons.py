@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.knobs import KNOBS, Scope
 from autotune.base.records import INFEASIBLE, Config, TrialStatus, Value
+from autotune.knobs import KNOBS, Scope
 from autotune.space import Lessons
 
 from .configurations import configs

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.base.errors import MachineError, UsageError
 from autotune.base.layout import STORAGE_URL
-from autotune.study.shared import SharedDatabase
+from autotune.study.database import SharedDatabase
 from autotune.study.storage_url import StorageUrl, typed_address, url_of_environment, with_credentials
 
 SECRET = "s3cr{t"

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from autotune.base.errors import ProfileError, UsageError
+from autotune.base.records import LaunchKind, Limit, TrialSpec
 from autotune.profile import read
 from autotune.profile.store import Store
-from autotune.base.records import LaunchKind, Limit, TrialSpec
 from autotune.search import search
 from autotune.search.recheck import request_for
-from autotune.study.launch_files import read_launch
+from autotune.study.history import read_launch
 from tests.support import Play, make_measurement
 
 from .world import FIXED, World, rate

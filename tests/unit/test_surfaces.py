@@ -12,9 +12,9 @@ import pytest
 from autotune.base.records import Config, Value
 from autotune.search.replay import Row, Surface, read_surface
 from autotune.space import canonical, device_part, key
-from tests.support import write_surface
 from benchmarks.designs import heats
 from benchmarks.truth import Truth, truth_of
+from tests.support import write_surface
 
 BASELINE: dict[str, Value] = {
     "precision": "fp32",

@@ -7,17 +7,17 @@ from typing import Any, cast
 
 import pytest
 
-from autotune.child.hold import HoldRun
-from autotune.space.formatting import rate_text
 from autotune.base.records import Hold, HoldPlan, HoldVerdict, TrialResult, TrialStatus
+from autotune.child.hold import HoldRun
 from autotune.report.document import Facts
-from autotune.report.proofs import holds
+from autotune.report.sections import holds
 from autotune.report.sentences import proof_line
-from autotune.space.requirements import ANYTHING
 from autotune.search.outcome import _sustained_per_s
+from autotune.search.verify.ceilings import check_holding
+from autotune.search.verify.race import entrant
+from autotune.space.formatting import rate_text
+from autotune.space.requirements import ANYTHING
 from tests.support import FakeClock, make_measurement, make_outcome, make_spec, make_standing, make_trial
-from autotune.search.verify.entrant import entrant
-from autotune.search.verify.hold import check_holding
 
 from .fake_card import FakeCard
 

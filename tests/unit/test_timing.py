@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from autotune.child.timing import Taken, after_the_first_s, timed
+from autotune.child.loop import Taken, after_the_first_s, timed
 
 #: The device takes `STEP_S` for a step. The host, which begins with the device idle, takes `HOST_S` to enqueue one.
 STEP_S = 0.05

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from autotune.base import tracking
-from autotune.cli.main import run
-from autotune.cli.tracked_search import TrackedSearch
 from autotune.base.errors import UnknownNameError, UsageError
 from autotune.base.observer import Silent
-from tests.support import make_outcome, make_study_spec, make_trial
 from autotune.base.tracking import TrackedRun, Tracker, Tracking
+from autotune.cli.main import run
+from autotune.cli.search import TrackedSearch
+from tests.support import make_outcome, make_study_spec, make_trial
 
 
 class Kept(Tracker):

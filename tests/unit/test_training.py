@@ -9,14 +9,12 @@ from torch import nn
 from torch._dynamo.mutation_guard import GenerationTracker
 from torch.optim.optimizer import _device_dtype_check_for_fused
 
-from autotune.training.batches import move
+from autotune.base.records import DataRef, SlowStore
 from autotune.knobs import KNOBS
 from autotune.knobs.optimizer_impl import impls_offered, own_impl
+from autotune.training.feed import behind_store, stopwatch
 from autotune.training.process_settings import process
-from autotune.base.records import DataRef, SlowStore
-from autotune.training.slow_store import behind_store
-from autotune.training.stopwatch import stopwatch
-from autotune.training.step import Repeated, Step, apply_model, apply_optimizer, loader_options, step_plan
+from autotune.training.step import Repeated, Step, apply_model, apply_optimizer, loader_options, move, step_plan
 
 
 def sgd(**options) -> torch.optim.Optimizer:

@@ -17,9 +17,8 @@ import pytest
 
 import autotune
 from autotune.base.errors import UnknownNameError, UsageError
-from autotune.study.options import OPTIONS
-from autotune.study.typed_request import spec_of
 from autotune.search.tuning import ARGUMENTS
+from autotune.study.request import OPTIONS, spec_of
 
 #: Takes the functions from a script's main module, writes their file, and imports it in a fresh process.
 SCRIPT = """

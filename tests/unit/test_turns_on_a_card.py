@@ -13,11 +13,11 @@ from typing import Any, cast
 import pytest
 import torch
 
-from autotune.child.device_turns import _DeviceTurns
+from autotune.base.records import Surroundings, Turn
 from autotune.child.script_turns import ScriptTurns, TurnPlan
 from autotune.child.trail import SeenStep
+from autotune.child.turns import _DeviceTurns
 from autotune.stats.racing import Contender
-from autotune.base.records import Surroundings, Turn
 from tests.support import FakeClock
 
 from .fake_card import FakeCard, FakeLoss

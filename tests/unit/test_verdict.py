@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.base.records import Finding
-from autotune.report.verdict import NO_VERDICT, SAME_MATHS, verdict_on
+from autotune.report.sentences import NO_VERDICT, SAME_MATHS, verdict_on
 from tests.support import make_measurement, make_outcome, make_trial
 
 FOUND = make_outcome()

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from autotune.profile import read
 from autotune.base.records import (
     CommandRef,
     Finding,
@@ -21,11 +20,12 @@ from autotune.base.records import (
     TrialSpec,
     TrialStatus,
 )
+from autotune.profile import read
 from autotune.report.sentences import trains_line
 from autotune.search import resume, search
 from autotune.space import key
 from autotune.study.loop import StudyLoop
-from autotune.study.reading import read_trials
+from autotune.study.tables import read_trials
 from tests.support import Play, make_measurement
 
 from .world import FIXED, World, plain

@@ -6,15 +6,14 @@ import pytest
 
 from autotune import stats
 from autotune.base.records import Limit
-from autotune.space.requirements import ANYTHING
 from autotune.search.recheck import kept
-from autotune.space import Space, build_space, simplicity
-from autotune.space.building import SpaceRequest
-from tests.support import make_host, make_measurement, make_probe, make_trial
 from autotune.search.verify.ablation import variants_of
 from autotune.search.verify.ceilings import DeviceAndLoader, bottleneck, contradictory, verdict, without_store
-from autotune.search.verify.entrant import Entrant, entrant, finalists
-from autotune.search.verify.race import Race
+from autotune.search.verify.race import Entrant, Race, entrant, finalists
+from autotune.space import Space, build_space, simplicity
+from autotune.space.building import SpaceRequest
+from autotune.space.requirements import ANYTHING
+from tests.support import make_host, make_measurement, make_probe, make_trial
 
 
 def test_two_rounds_use_the_noise_seen_in_the_search() -> None:

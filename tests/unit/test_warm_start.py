@@ -13,9 +13,9 @@ from autotune.base.records import CommandRef, Finding, TrialSpec
 from autotune.search import Environment, fork, preview, resume, search
 from autotune.search.warm_start import _is_alike
 from autotune.space import key
-from autotune.study.reading import read_trials
+from autotune.study.agenda import waits_as_long
 from autotune.study.request import read_request
-from autotune.study.starving import waits_as_long
+from autotune.study.tables import read_trials
 from tests.support import Play, make_measurement, make_trial
 
 from .world import World, plain

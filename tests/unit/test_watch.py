@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from autotune.base.clock import VirtualClock
-from autotune.launcher.watch import IMPORT_S, Watch
 from autotune.base.records import PhaseLimits, TrialStatus
+from autotune.launcher.watch import IMPORT_S, Watch
 from tests.support import make_spec
 
 IMPORTED = b'{"imported": true}\n'

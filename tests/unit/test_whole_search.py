@@ -15,14 +15,13 @@ from autotune.base.errors import (
     ResumeRefusedError,
     WorkloadError,
 )
-from autotune.profile import read
 from autotune.base.records import Config, TrialResult, TrialSpec, TrialStatus
+from autotune.profile import read
 from autotune.samplers import CostModel
 from autotune.search import resume, search
 from autotune.space import Lessons, key
 from autotune.study.budget import GRACE_S
-from autotune.study.reading import read_heats, read_trials
-from autotune.study.tables import LaunchTables
+from autotune.study.tables import LaunchTables, read_heats, read_trials
 from tests.support import Play
 
 from .world import FIXED, World, plain, rate

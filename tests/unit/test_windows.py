@@ -6,10 +6,10 @@ import random
 
 import pytest
 
+from autotune.base.records import MeasurePlan, Surroundings, Window
 from autotune.child.failure import Disturbed
 from autotune.child.surroundings import LASTING
 from autotune.child.windows import LONGEST_HISTORY, Block, Timed, Windows
-from autotune.base.records import MeasurePlan, Surroundings, Window
 
 #: Windows of ten steps of a second with eight samples each, in virtual time.
 PLAN = MeasurePlan(target_halfwidth=0.02, min_windows=4, max_measure_s=100.0)

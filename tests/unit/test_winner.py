@@ -7,11 +7,10 @@ import pytest
 
 from autotune import stats
 from autotune.base.records import Config, Goal, Measurement
+from autotune.search.verify.race import Comparison, Entrant, entrant
+from autotune.search.verify.winner import tie_between, winner_among
 from autotune.space.requirements import Requirements
 from tests.support import make_measurement, make_trial
-from autotune.search.verify.comparison import Comparison
-from autotune.search.verify.entrant import Entrant, entrant
-from autotune.search.verify.winner import tie_between, winner_among
 
 BASELINE: Config = {"batch_size": 32, "compile_mode": "off", "num_workers": 0}
 COMPILED = {**BASELINE, "compile_mode": "default"}

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from autotune.profile import read
 from autotune.base.records import TrialSpec
+from autotune.profile import read
 from tests.support import Play, make_measurement
 
 from .test_going_on import run

@@ -34,6 +34,11 @@ def write(folder: Path, text: str, name: str = "my_own_net.py") -> WorkloadRef:
     return WorkloadRef(name=path.stem, path=str(path), module=path.stem)
 
 
+def test_a_file_that_was_written_for_objects_before_finds_what_loads_them(tmp_path: Path) -> None:
+    found: Any = load(write(tmp_path, WHOLE + "from autotune.carrying import Carried\n"))
+    assert found.Carried.__module__ == "autotune.workload.carrying"
+
+
 def test_a_file_is_imported_under_its_stem(tmp_path: Path) -> None:
     (tmp_path / "my_layers.py").write_text("WIDTH = 7\n")
     ref = write(tmp_path, WHOLE + "import my_layers\nclass Item: ...\n")

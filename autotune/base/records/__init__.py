@@ -20,23 +20,18 @@ from autotune.base.records.base import (
     TrialStatus,
     Value,
 )
-from autotune.base.records.delivered import (
+from autotune.base.records.facts import (
     DataVerdict,
     Delivered,
     DeliveredBatch,
     DeliveredEpoch,
     Deliveries,
-    deliveries_of,
-)
-from autotune.base.records.facts import (
     Fingerprint,
     Host,
     LeftFiles,
     Probe,
+    deliveries_of,
 )
-from autotune.base.records.figures import FIGURES, SHORT, Figure
-from autotune.base.records.goal import NEEDS, Goal, NotScored, training_s
-from autotune.base.records.heat import Heat, HeatEntrant, StudyHeat, Turn, heat_title
 from autotune.base.records.job import (
     ENDED,
     Cancelled,
@@ -54,25 +49,58 @@ from autotune.base.records.job import (
     Status,
 )
 from autotune.base.records.launch import (
+    Beat,
     CheckPlan,
     CommandRef,
     DataRef,
     DeliveryPlan,
+    Heat,
+    HeatEntrant,
     HeatPlan,
+    Hold,
     HoldPlan,
     LiveSpec,
     MeasurePlan,
     PhaseLimits,
+    Prediction,
     SlowStore,
+    StudyHeat,
+    TrainCheck,
+    Trial,
+    TrialResult,
     TrialSpec,
+    Turn,
     WorkloadRef,
+    heat_title,
 )
-from autotune.base.records.measurement import Measurement, Surroundings, Window
-from autotune.base.records.outcome import BreakEven, Edge, Failure, Finding, LedgerRow, Outcome, Standing
-from autotune.base.records.proof import EAGER_FP32, Bottleneck, HoldVerdict, KnobPart, Limit, TrainVerdict
-from autotune.base.records.result import Beat, Hold, TrainCheck, TrialResult
+from autotune.base.records.measurement import (
+    FIGURES,
+    NEEDS,
+    SHORT,
+    Figure,
+    Goal,
+    Measurement,
+    NotScored,
+    Surroundings,
+    Window,
+    training_s,
+)
+from autotune.base.records.outcome import (
+    EAGER_FP32,
+    Bottleneck,
+    BreakEven,
+    Edge,
+    Failure,
+    Finding,
+    HoldVerdict,
+    KnobPart,
+    LedgerRow,
+    Limit,
+    Outcome,
+    Standing,
+    TrainVerdict,
+)
 from autotune.base.records.study import LARGEST, LARGEST_IMAGE, StudySpec
-from autotune.base.records.trial import Prediction, Trial
 
 __all__ = [
     "ATTEMPTS",

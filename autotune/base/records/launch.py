@@ -1,10 +1,25 @@
-"""The specification of a launch."""
+"""A launch: what is asked of it, and what it found."""
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Any
 
-from autotune.base.records.base import SCHEMA_VERSION, LaunchKind, Phase, Record, Side, Value
+from pydantic import Field, model_validator
+
+from autotune.base.records.base import (
+    SCHEMA_VERSION,
+    LaunchKind,
+    Phase,
+    Record,
+    Side,
+    TrialStatus,
+    Value,
+    without_former,
+)
+from autotune.base.records.facts import Deliveries, Probe
+from autotune.base.records.measurement import Measurement, Surroundings
+
+# The specification of a launch.
 
 
 class WorkloadRef(Record):
@@ -326,3 +341,285 @@ class TrialSpec(Record):
     check: CheckPlan | None = None
     hold: HoldPlan | None = None
     heat: HeatPlan | None = None
+
+
+# What a heat has compared: entrants and their turns.
+
+
+class Turn(Record):
+    """One turn of an entrant: counted steps in a row.
+
+    Attributes:
+        seconds: of the counted steps together, on CUDA by the device's clock. samples: in them.
+        wait_s: in a script, how long these steps also waited for their loader.
+    """
+
+    steps: int
+    samples: int
+    seconds: float
+    wait_s: float | None = None
+    around: Surroundings | None = None
+
+
+class HeatEntrant(Record):
+    """What a heat saw of one configuration.
+
+    Attributes:
+        status: ``complete``, or ``pruned`` if it dropped out because it was certainly behind; otherwise what it failed
+            with. phase, cause, advice, cannot_compile, refuses: of such a failure; see `TrialResult`.
+        turns: for each round, ``None`` where it took none.
+        ratio, ratio_ci95: its rate on the heat's side relative to the reference's, and the 95 % interval of that;
+            ``None`` without a turn in a round of the reference's.
+        first_step_s: its very first step, in which its model is compiled.
+        peak_bytes: device memory, its own; on a CPU an upper bound, because the process keeps what others have freed.
+    """
+
+    config: dict[str, Value]
+    status: TrialStatus = TrialStatus.COMPLETE
+    phase: Phase | None = None
+    cause: str | None = None
+    advice: str | None = None
+    cannot_compile: bool = False
+    refuses: str | None = None
+    turns: tuple[Turn | None, ...] = ()
+    ratio: float | None = None
+    ratio_ci95: tuple[float, float] | None = None
+    first_step_s: float | None = None
+    peak_bytes: int | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_before(cls, data: Any) -> Any:
+        return without_former(data)
+
+
+class Heat(Record):
+    """Several configurations compared within one process. The first entrant is the reference.
+
+    Attributes:
+        side: of the training, what was compared.
+        noise_sd: standard deviation of the logarithm of one turn's rate, relative to the others of its round.
+        switch_s: seconds spent on switching, or on starting and ending loaders. ended: why it ended, in one clause.
+    """
+
+    side: Side = "device"
+    entrants: tuple[HeatEntrant, ...]
+    noise_sd: float
+    startup_s: float
+    switch_s: float
+    measured_s: float
+    ended: str
+
+    @property
+    def reference(self) -> HeatEntrant:
+        """The entrant that ratios are relative to: the first, or the first of those that were left when it failed."""
+        return next((e for e in self.entrants if e.ratio is not None), self.entrants[0])
+
+
+class StudyHeat(Record):
+    """A heat of a study.
+
+    Attributes:
+        number: counted from 1.
+        after: number of trials that had ended when it began.
+        wall_s: seconds of its launches together.
+    """
+
+    number: int
+    after: int
+    heat: Heat
+    wall_s: float
+
+    @property
+    def title(self) -> str:
+        """What it is called while it runs."""
+        return heat_title(self.number, self.heat.side)
+
+
+def heat_title(number: int, side: Side) -> str:
+    """Return what a heat is called while it runs."""
+    return f"heat {number}" if side == "device" else f"heat {number}, of the loader"
+
+
+# The results of a launch.
+
+
+class TrainCheck(Record):
+    """The course of a training from saved weights over saved batches.
+
+    Attributes:
+        losses: after each step, up to the first that was not finite (then `finite` is False). A step skipped by
+            GradScaler is repeated, and its loss is not included.
+        changed: fraction of the trainable tensors that differ from their initial values.
+        scaler_skips: number of steps that GradScaler skipped because of an overflow.
+        metric: what the workload's own says of the model after these steps; ``None`` if it has none.
+        metric_lacks: why it could not be computed, as a clause.
+        deliveries: what the loader has delivered, if that was to be noted.
+    """
+
+    losses: tuple[float, ...]
+    finite: bool
+    changed: float
+    scaler_skips: int = 0
+    metric: float | None = None
+    metric_lacks: str | None = None
+    deliveries: Deliveries | None = None
+
+
+class Hold(Record):
+    """The memory use of a training, compared with the device's memory.
+
+    Attributes:
+        steps, seconds: how long it trained.
+        settled: the peak had stopped growing.
+        peak_bytes: including evaluation and largest sample. CUDA: reserved by the allocator, since the first step.
+        first_step_bytes: CUDA: the same up to the end of the first step.
+        capacity_bytes: memory that was free on the device, or the memory limit.
+        alloc_retries: CUDA only, since the first step.
+        evaluated: how the evaluation pass was run, if it was: ``evaluate`` (the workload's own), ``eval`` (its loss in
+            evaluation mode), ``train`` (its loss in training mode, without gradients).
+        evaluation_per_s: samples per second of the computing in that pass, under ``no_grad``; ``None`` if not timed.
+        inference_gain: what ``torch.inference_mode()`` makes of it, as a ratio; ``None`` if it was not timed, or fails.
+        largest_bytes: size of the largest sample; ``None`` if all samples have the same shape.
+        sustained_per_s: CUDA: samples per second after `seconds` of training, over `sustained_s`, without the turns of
+            epochs. sm_clock_mhz: the card's clock at their end.
+    """
+
+    steps: int
+    seconds: float
+    settled: bool
+    peak_bytes: int
+    first_step_bytes: int | None = None
+    capacity_bytes: int
+    alloc_retries: int | None = None
+    evaluated: str | None = None
+    evaluation_per_s: float | None = None
+    inference_gain: float | None = None
+    largest_bytes: int | None = None
+    sustained_per_s: float | None = None
+    sustained_s: float = 0.0
+    sm_clock_mhz: int | None = None
+
+    @property
+    def headroom(self) -> float:
+        """Fraction of the capacity that remained free."""
+        return 1 - self.peak_bytes / self.capacity_bytes
+
+
+class TrialResult(Record):
+    """The end of a launch, with its evidence. Written to ``result.json`` last, atomically.
+
+    Attributes:
+        status: how it ended. phase: the phase it was in.
+        cause: one sentence on what happened; ``None`` only when complete.
+        advice: what the user could change, if anything.
+        exit_code: as in `os.waitstatus_to_exitcode`: negative for a signal.
+        unclean_exit: the launch reported success and the process died afterwards.
+        rate_seen_per_s: rate of a ``pruned`` launch.
+        peak_bytes: peak device memory seen, for failures (a measurement has its own).
+        phase_s: seconds spent in each phase entered. wall_s: from its beginning, which is at `began_s` of the machine's
+            monotonic clock, to its end.
+        rank: the rank that the cause refers to, of several.
+        error_code: exit code of the autotune error that ended it, if one did.
+        cannot_compile: the compilation failed for a reason that is this machine's and not the model's.
+        refuses: the knob whose value something in the training refuses, whatever the other knobs.
+        transient: the failure says nothing about the configuration and may not recur.
+        waited_s: seconds the launch waited for the device to become idle before it began; not in `wall_s`.
+        turn: of a heat that did not end by itself: whose turn it was, as an index into its entrants.
+        samples_drawn: how many samples its loaders have read, or asked for; ``None`` if it could not tell.
+        measurement: of a complete launch; of a pruned launch, what it had measured by then, if anything.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    launch: str
+    status: TrialStatus
+    phase: Phase | None = None
+    cause: str | None = None
+    advice: str | None = None
+    evidence: str | None = None
+    exit_code: int | None = None
+    unclean_exit: bool = False
+    rate_seen_per_s: float | None = None
+    peak_bytes: int | None = None
+    phase_s: dict[str, float] = Field(default_factory=dict)
+    began_s: float | None = None
+    wall_s: float = 0.0
+    rank: int = 0
+    error_code: int | None = None
+    cannot_compile: bool = False
+    refuses: str | None = None
+    transient: bool = False
+    waited_s: float = 0.0
+    turn: int | None = None
+    samples_drawn: int | None = None
+    measurement: Measurement | None = None
+    check: TrainCheck | None = None
+    hold: Hold | None = None
+    heat: Heat | None = None
+    probe: Probe | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_before(cls, data: Any) -> Any:
+        return without_former(data)
+
+
+class Beat(Record):
+    """One progress report, written by the child after a step or at the start of a phase.
+
+    Attributes:
+        at_s: the child's monotonic clock, which should run like the parent's.
+        turn: in a heat, the entrant whose turn it is, as an index.
+        disturbed: why the last window does not count, as a clause.
+    """
+
+    phase: Phase
+    at_s: float | None = None
+    step: int = 0
+    rate_per_s: float | None = None
+    loss: float | None = None
+    memory_bytes: int | None = None
+    turn: int | None = None
+    disturbed: str | None = None
+
+
+# A trial of a study, and what was expected of it.
+
+
+class Prediction(Record):
+    """The sampler's expectation of a trial before it began.
+
+    Attributes:
+        rate_per_s: in the objective's unit, if that is not a rate. seconds: duration of the whole trial.
+        peak_bytes: of device memory; ``None`` if it could not be predicted.
+        why: a few words on why the trial was proposed.
+    """
+
+    rate_per_s: float
+    seconds: float
+    peak_bytes: float | None = None
+    why: str = ""
+
+
+class Trial(Record):
+    """One finished trial, as the search stores it.
+
+    Attributes:
+        predicted: ``None`` if the proposer had no particular expectation.
+        result: its measurement omits the per-step tuples; those are in the trial's folder.
+        score: the objective's; only for a complete trial. further: those of further objectives.
+    """
+
+    number: int
+    config: dict[str, Value]
+    result: TrialResult
+    score: float | None = None
+    further: tuple[float, ...] = ()
+    repeats: int | None = None
+    predicted: Prediction | None = None
+
+    @property
+    def rate_per_s(self) -> float | None:
+        """Samples per second: measured if complete, observed if pruned."""
+        measurement = self.result.measurement
+        return measurement.samples_per_s if measurement else self.result.rate_seen_per_s

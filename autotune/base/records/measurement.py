@@ -1,8 +1,15 @@
-"""What a launch has measured, window by window, with what the machine did meanwhile."""
+"""What a launch has measured, figures of it, and goals."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from pydantic import Field
+
 from autotune.base.records.base import Record
+
+# What a launch has measured, window by window, with what the machine did meanwhile.
 
 
 class Surroundings(Record):
@@ -185,3 +192,128 @@ class Measurement(Record):
     def joules_per_sample(self) -> float | None:
         """Energy for a sample at the steady rate; ``None`` without an energy counter."""
         return None if self.power_w is None else self.power_w / self.steady_per_s
+
+
+# What the user's training is to be, as far as it was stated: how long, and on a machine of what price.
+
+#: What an objective may need to be stated, and how it is.
+NEEDS = {
+    "length": "how long the training is was not stated: --epochs N or --samples N",
+    "price_per_hour": "what an hour of the machine costs was not stated: --price-per-hour PRICE",
+}
+
+
+def training_s(
+    samples: int, *, epoch_samples: int | None, start_s: float, per_s: float, cold_per_s: float | None
+) -> float:
+    """Return the seconds of a training: its start, a first epoch from files in no cache, and the rest.
+
+    Args:
+        epoch_samples: of one epoch; ``None`` or 0 if not known. start_s: from the launch to the end of the first step.
+        per_s: samples per second. cold_per_s: in the first epoch; ``None`` if that was not measured.
+    """
+    first = min(samples, epoch_samples or 0)
+    return start_s + first / min(per_s, cold_per_s or per_s) + (samples - first) / per_s
+
+
+class NotScored(ValueError):
+    """A measurement cannot be scored, for want of a figure or of something to be stated; the text says which."""
+
+
+class Goal(Record):
+    """The length and the price of a training. The methods raise `NotScored` if they need what was not stated.
+
+    Attributes:
+        epochs, samples: how much it reads in all, in one unit or the other.
+        price_per_hour: of the machine, in the user's currency.
+    """
+
+    epochs: int | None = Field(default=None, gt=0)
+    samples: int | None = Field(default=None, gt=0)
+    price_per_hour: float | None = Field(default=None, gt=0)
+
+    @property
+    def has_length(self) -> bool:
+        """Whether it is stated how long the training is."""
+        return self.epochs is not None or self.samples is not None
+
+    def lacks(self, needs: Iterable[str]) -> str | None:
+        """Return what is missing of `NEEDS`, in one sentence; ``None`` if nothing is."""
+        stated = {"length": self.has_length, "price_per_hour": self.price_per_hour is not None}
+        return next((NEEDS[name] for name in needs if not stated[name]), None)
+
+    def samples_of(self, measurement: Measurement) -> int:
+        """Return the number of samples that the training reads."""
+        if self.samples is not None:
+            return self.samples
+        if self.epochs is None:
+            raise NotScored(NEEDS["length"])
+        if not measurement.epoch_samples:
+            raise NotScored("how many samples an epoch has is not known: state --samples N instead of --epochs")
+        return self.epochs * measurement.epoch_samples
+
+    def seconds_of(self, measurement: Measurement) -> float:
+        """Return the seconds that the training takes: start-up, the first step with its compiling, the first epoch, and
+        the rest at the measured rate, which includes the turns of epochs.
+
+        The first epoch is that of files in no cache, if its rate is known.
+        """
+        return training_s(
+            self.samples_of(measurement),
+            epoch_samples=measurement.epoch_samples,
+            start_s=measurement.startup_s + measurement.compile_s,
+            per_s=measurement.samples_per_s,
+            cold_per_s=measurement.cold_per_s,
+        )
+
+    def cost_of(self, measurement: Measurement) -> float:
+        """Return what the training costs, or a million samples of it if its length was not stated."""
+        if self.price_per_hour is None:
+            raise NotScored(NEEDS["price_per_hour"])
+        seconds = self.seconds_of(measurement) if self.has_length else 1e6 / measurement.samples_per_s
+        return self.price_per_hour * seconds / 3600
+
+
+# The measured figures that can be required, ranked and drawn, each with its name, its unit and its better side.
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of a measurement.
+
+    Attributes:
+        about: a few words. unit: ``samples/s``, ``bytes``, ``s``, ``J``, ``W``, ``fraction`` or ``money``.
+        of: returns the figure; ``None`` if the launch did not measure it. Raises `NotScored` if it needs what was not
+            stated of the training.
+        more_is_better: of two values the larger is preferred.
+        largest: over several launches the largest counts, not the mean.
+    """
+
+    name: str
+    about: str
+    unit: str
+    of: Callable[[Measurement, Goal], float | None]
+    more_is_better: bool = False
+    largest: bool = False
+
+
+FIGURES = {
+    figure.name: figure
+    for figure in (
+        Figure("throughput", "rate of the training", "samples/s", lambda m, _: m.samples_per_s, more_is_better=True),
+        Figure("peak_memory", "peak of device memory", "bytes", lambda m, _: m.peak_bytes, largest=True),
+        Figure("host_memory", "memory of all processes", "bytes", lambda m, _: m.host_memory_bytes, largest=True),
+        Figure("compile_time", "first step, compiling included", "s", lambda m, _: m.compile_s),
+        Figure("startup_time", "from the launch to the first step", "s", lambda m, _: m.startup_s),
+        Figure(
+            "loader_wait", "part of a step that waits for the loader", "fraction", lambda m, _: m.loader_wait_fraction
+        ),
+        Figure("epoch_turn", "extra time between two epochs", "s", lambda m, _: m.epoch_turn_s),
+        Figure("energy_per_sample", "energy of a sample", "J", lambda m, _: m.joules_per_sample),
+        Figure("power", "mean power", "W", lambda m, _: m.power_w),
+        Figure("training_time", "the whole training", "s", lambda m, goal: goal.seconds_of(m)),
+        Figure("cost", "the whole training, or a million samples", "money", lambda m, goal: goal.cost_of(m)),
+    )
+}
+#: Shorter names, for typing.
+SHORT = {"memory": "peak_memory", "rate": "throughput", "energy": "energy_per_sample", "time": "training_time"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from autotune.base.records.base import SCHEMA_VERSION, Record
-from autotune.base.records.goal import Goal
 from autotune.base.records.launch import CommandRef, SlowStore
+from autotune.base.records.measurement import Goal
 
 #: The largest whole number in a request or a profile: torch takes no larger seed, and SQLite stores no larger number.
 LARGEST = 2**63 - 1

@@ -11,21 +11,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autotune.base.clock import SystemClock
-from autotune.daemon.children import adopt_orphans
-from autotune.daemon.job.events import EventLog
-from autotune.daemon.job.runner import LIMIT_YOURSELF, limit_process, write_end
-from autotune.daemon.job.sources import changed_source
-from autotune.daemon.queue.job_file import read_job_file
 from autotune.base.errors import SIGNALS, AutotuneError, UsageError
 from autotune.base.files import write_atomic
-from autotune.space.formatting import standing_text
 from autotune.base.layout import JobFiles, StudyFiles, find_daemon
 from autotune.base.observer import Observer
-from autotune.profile.store import Store
 from autotune.base.records import End, Job
+from autotune.daemon.children import adopt_orphans
+from autotune.daemon.job.runner import LIMIT_YOURSELF, EventLog, changed_source, limit_process, write_end
+from autotune.daemon.queue.jobs import read_job_file
+from autotune.profile.store import Store
+from autotune.search import Environment, resume, search
 from autotune.search.replay import read_surface
 from autotune.search.replay.run import replay_request, replayed_json
-from autotune.search import Environment, resume, search
+from autotune.space.formatting import standing_text
 from autotune.study.request import read_request
 
 

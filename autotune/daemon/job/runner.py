@@ -1,28 +1,54 @@
-"""Starts, terminates and kills the processes of jobs, and finds them again after a crash of the daemon."""
+"""A job's process, from its start to what becomes of it."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
-import psutil  # type: ignore[import-untyped, unused-ignore]
+import psutil
+from pydantic import TypeAdapter, ValidationError
 
+from autotune.base.clock import Clock, timestamp
+from autotune.base.errors import INTERRUPTED, AutotuneError, MachineError, UsageError
+from autotune.base.files import write_atomic
+from autotune.base.layout import STATE_DIR, JobFiles, QueueFiles
+from autotune.base.observer import Observer
+from autotune.base.records import (
+    ATTEMPTS,
+    Beat,
+    Cancelled,
+    Child,
+    Config,
+    Done,
+    End,
+    Failed,
+    Job,
+    JobRequest,
+    Paused,
+    Queued,
+    Running,
+    Status,
+    StudyHeat,
+    StudySpec,
+    Trial,
+    Value,
+)
 from autotune.daemon.children import Children
 from autotune.daemon.claims import Claims
-from autotune.base.files import write_atomic
-from autotune.launcher.leftovers import is_alive
-from autotune.launcher.survivors import JOB_MARK, kill_marked
-from autotune.base.layout import STATE_DIR, JobFiles, QueueFiles
-from autotune.base.records import Child, End, Job
+from autotune.launcher.watch import JOB_MARK, is_alive, kill_marked
+from autotune.workload.catalog import source_hash
+
+# Starts, terminates and kills the processes of jobs, and finds them again after a crash of the daemon.
 
 #: Environment variables inherited from the daemon; all others come from the job's request.
 _INHERITED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER", "XDG_RUNTIME_DIR")
@@ -254,3 +280,230 @@ def limit_process(memory_bytes: int | None, cores: int | None) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (wanted, wanted))
     if cores is not None:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
+
+
+# Detects changes to a job's files since it was submitted.
+
+
+def changed_source(request: JobRequest) -> str | None:
+    """Return the first of a job's files that has changed since the job was submitted; ``None`` if none has.
+
+    Raises:
+        MachineError: a file cannot be read, perhaps because its disk is not mounted yet.
+    """
+    for path, submitted in request.sources.items():
+        try:
+            found = source_hash(Path(path))
+        except (UsageError, OSError) as error:
+            raise MachineError(f"{path} cannot be read: {error}") from error
+        if found != submitted:
+            return path
+    return None
+
+
+# The next state of a job whose processes have ended.
+
+#: Exit codes of a search that may succeed when retried: an environment error, an internal error, or a signal.
+_RETRYABLE = frozenset({MachineError.exit_code, AutotuneError.exit_code}) | INTERRUPTED
+STOPPED = "the daemon was stopped"
+
+
+@dataclass(frozen=True)
+class NextState:
+    """A job's next state.
+
+    Attributes:
+        faults: number of consecutive failed runs, including this one.
+        backoff: the job is retried, but only after a delay.
+    """
+
+    status: Status
+    faults: int
+    backoff: bool = False
+
+
+def next_state(job: Job, ended: Ended, boot_id: str, *, stopping: bool) -> NextState:
+    """Return the next state of a running job whose processes have ended.
+
+    Args:
+        ended: how the processes ended.
+        boot_id: identifies the current boot of the machine.
+        stopping: the daemon is stopping, and has terminated this run.
+    """
+    status = job.status
+    assert isinstance(status, Running)
+    # The end record takes precedence over the exit code: a process that crashes in teardown has finished its work.
+    code = ended.end.exit_code if ended.end is not None else ended.exit_code
+    if code == 0 and ended.end is not None:
+        end = ended.end
+        return NextState(Done(ended=timestamp(), found=end.found, open=end.open, slot=end.slot), 0)
+    if status.then is not None:
+        # The status was created when the stop was decided; the end time is now.
+        if isinstance(status.then, Failed | Cancelled):
+            return NextState(status.then.model_copy(update={"ended": timestamp()}), job.faults)
+        return NextState(status.then, job.faults)
+    if status.boot_id != boot_id:
+        return _after_reboot(job, has_end=ended.end is not None)
+    if stopping and (code is None or code < 0 or code in INTERRUPTED):
+        return NextState(Queued(why=STOPPED, boot_id=boot_id), job.faults)
+    if code is None:
+        return NextState(Queued(why="the daemon was ended while it ran"), job.faults)
+    why = failure_reason(code, ended.end)
+    # Without an end record the run did not finish by itself, whatever its exit code is.
+    if code in _RETRYABLE or code < 0 or ended.end is None:
+        faults = job.faults + 1
+        if faults < ATTEMPTS:
+            return NextState(Queued(why=why), faults, backoff=True)
+        why = f"{why}; {faults} times in a row"
+        return NextState(Failed(ended=timestamp(), exit_code=max(code, 1), why=why), faults)
+    return NextState(Failed(ended=timestamp(), exit_code=code, why=why), job.faults)
+
+
+def _after_reboot(job: Job, *, has_end: bool) -> NextState:
+    """Return the next state of a job that was running when the machine went down.
+
+    Without an end record the machine has crashed. That counts as a fault, because the job may have caused the crash.
+    """
+    faults = job.faults if has_end else job.faults + 1
+    if job.request.on_reboot == "pause":
+        return NextState(Paused(since=timestamp(), why="the machine was started anew while it ran"), faults)
+    if faults >= ATTEMPTS:
+        return NextState(Paused(since=timestamp(), why=f"the machine went down {faults} times while it ran"), faults)
+    return NextState(Queued(why="the machine was started anew"), faults)
+
+
+def failure_reason(code: int, end: End | None) -> str:
+    """Describe why a run failed, using its own message if it left one."""
+    if code in INTERRUPTED:
+        return "somebody else told its process to end"
+    if end is not None and end.message:
+        return end.message if not end.advice else f"{end.message.rstrip('.')}; {end.advice}"
+    return f"its process was ended by signal {-code}" if code < 0 else f"its process ended with exit code {code}"
+
+
+# The event log of a running search. The job's process writes it; ``autotune jobs attach`` and the web page read it.
+#
+# Each line is a JSON object with one key, the name of an `Observer` method. Each run starts a new file.
+
+#: Minimum interval between frequent events of the same kind.
+EVERY_S = 1.0
+_CONFIG: TypeAdapter[dict[str, Value]] = TypeAdapter(dict[str, Value])
+
+
+class EventLog:
+    """An observer that writes every event to a file. Write errors, as on a full disk, are ignored."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self._clock = clock
+        self._written_s: dict[str, float] = {}
+        path.unlink(missing_ok=True)
+        # Line-buffered, so that readers see each event at once.
+        self._stream = path.open("w", buffering=1)
+
+    def begins(self, spec: StudySpec, headline: str) -> None:
+        self._write("begins", [spec.model_dump(mode="json"), headline])
+
+    def says(self, sentence: str) -> None:
+        self._write("says", [sentence])
+
+    def data_progress(self, done: int, total: int) -> None:
+        if done == total or self._due("data_progress"):
+            self._write("data_progress", [done, total])
+
+    def launch_begins(self, title: str, config: Config) -> None:
+        self._write("launch_begins", [title, dict(config)])
+
+    def heat_begins(self, title: str, entrants: Sequence[Config]) -> None:
+        self._write("heat_begins", [title, [dict(config) for config in entrants]])
+
+    def beat(self, beat: Beat) -> None:
+        if self._due(f"beat {beat.phase}"):
+            self._write("beat", [beat.model_dump(mode="json")])
+
+    def trial_ends(self, trial: Trial) -> None:
+        self._write("trial_ends", [trial.model_dump(mode="json")])
+
+    def heat_ends(self, heat: StudyHeat) -> None:
+        self._write("heat_ends", [heat.model_dump(mode="json")])
+
+    def clock(self, spent_s: float, budget_s: float) -> None:
+        if self._due("clock"):
+            self._write("clock", [spent_s, budget_s])
+
+    def ends(self) -> None:
+        self._write("ends", [])
+
+    def close(self) -> None:
+        """Close the file. Safe to call twice."""
+        self._stream.close()
+
+    def _due(self, what: str) -> bool:
+        now = self._clock.now()
+        if now - self._written_s.get(what, -EVERY_S) < EVERY_S:
+            return False
+        self._written_s[what] = now
+        return True
+
+    def _write(self, name: str, values: list[Any]) -> None:
+        # Writing to a closed stream raises ValueError.
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(json.dumps({name: values}) + "\n")
+
+
+def follow(path: Path, *, from_end: bool = False) -> Iterator[str | None]:
+    """Yield the lines of a file that another process writes, and ``None`` whenever there is nothing new.
+
+    A file that is replaced by a new one of the same name is followed like ``tail -F`` does.
+
+    Args:
+        from_end: skip the lines that the file already has.
+    """
+    stream = None
+    rest = ""
+    try:
+        while True:
+            if stream is None:
+                with contextlib.suppress(OSError):
+                    stream = path.open(errors="replace")
+                    stream.seek(0, os.SEEK_END if from_end else os.SEEK_SET)
+                    from_end, rest = False, ""
+            text = stream.read() if stream is not None else ""
+            *lines, rest = (rest + text).split("\n")
+            yield from lines
+            if text:
+                continue
+            if stream is not None and _is_replaced(path, stream.fileno()):
+                stream.close()
+                stream = None
+            yield None
+    finally:
+        if stream is not None:
+            stream.close()
+
+
+def tell(line: str, observer: Observer) -> None:
+    """Report the event in a line to an observer. Unknown events are ignored, since the writer may be newer."""
+    with contextlib.suppress(ValueError, TypeError, LookupError, ValidationError, AttributeError):
+        ((name, values),) = json.loads(line).items()
+        if name == "begins":
+            observer.begins(StudySpec.model_validate(values[0]), values[1])
+        elif name == "launch_begins":
+            observer.launch_begins(values[0], _CONFIG.validate_python(values[1]))
+        elif name == "heat_begins":
+            observer.heat_begins(values[0], [_CONFIG.validate_python(config) for config in values[1]])
+        elif name == "beat":
+            observer.beat(Beat.model_validate(values[0]))
+        elif name == "trial_ends":
+            observer.trial_ends(Trial.model_validate(values[0]))
+        elif name == "heat_ends":
+            observer.heat_ends(StudyHeat.model_validate(values[0]))
+        elif name in ("says", "data_progress", "clock", "ends"):
+            getattr(observer, name)(*values)
+
+
+def _is_replaced(path: Path, descriptor: int) -> bool:
+    try:
+        return os.stat(path).st_ino != os.fstat(descriptor).st_ino
+    except OSError:
+        # Between two runs the old file is removed before the new one exists.
+        return False

@@ -10,7 +10,6 @@ empty.
     queue.move(job.id, JobState.QUEUED, Running(since=timestamp(), device="cpu", …))
 """
 
-from autotune.daemon.queue.jobs import Queue
-from autotune.daemon.queue.opening import Opened, open_queue
+from autotune.daemon.queue.jobs import Opened, Queue, open_queue
 
 __all__ = ["Opened", "Queue", "open_queue"]

@@ -1,25 +1,219 @@
-"""The queue: submits, changes and reads jobs."""
+"""The queue in SQLite."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import itertools
 import os
 import shutil
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from sqlite_utils import Database
+from sqlite_utils.db import DescIndex
 
 from autotune.base.clock import timestamp
-from autotune.daemon.queue.job_file import read_job_file
-from autotune.daemon.queue.rows import DamagedRow, checksum, row_of, select, select_brief, study_folder
-from autotune.daemon.queue.schema import migrate
 from autotune.base.errors import MachineError, UnknownNameError, UsageError
-from autotune.base.files import no_room, write_atomic
-from autotune.base.layout import QueueFiles
-from autotune.base.records import Job, JobRequest, JobState, Status
+from autotune.base.files import no_room, sweep_temporaries, sync_folder, write_atomic
+from autotune.base.layout import JobFiles, QueueFiles
+from autotune.base.records import Job, JobRequest, JobRow, JobState, Status
+
+# The schema of ``queue.db`` as a list of migrations.
+
+
+def _first(database: Database) -> None:
+    jobs: Any = database["jobs"]
+    columns = {
+        "id": int,
+        "state": str,
+        "priority": int,
+        "mark": str,
+        "study": str,
+        "not_before": float,
+        "opens": int,
+        "closes": int,
+        "after": int,
+        "notice": str,
+        "job": str,
+        "sum": str,
+    }
+    jobs.create(columns, pk="id", not_null={"state", "priority", "mark", "study", "notice", "job", "sum"})
+    jobs.create_index(["study"], unique=True)
+    jobs.create_index(["mark"], unique=True)
+    # A covering index for scheduling, so that ten thousand queued jobs are scanned without reading their rows.
+    jobs.create_index(["state", DescIndex("priority"), "id", "not_before", "opens", "closes", "after", "notice"])
+
+
+#: The step from each version to the next. A released step never changes.
+MIGRATIONS: tuple[Callable[[Database], None], ...] = (_first,)
+
+
+def migrate(connection: sqlite3.Connection) -> None:
+    """Migrate the tables to the current version. Each step is a transaction.
+
+    Raises:
+        MachineError: a newer autotune wrote the file.
+    """
+    version = version_of(connection)
+    if version > len(MIGRATIONS):
+        raise newer(version)
+    for number in range(version, len(MIGRATIONS)):
+        connection.execute("begin immediate")
+        MIGRATIONS[number](Database(connection))
+        connection.execute(f"pragma user_version = {number + 1}")
+        connection.execute("commit")
+
+
+def version_of(connection: sqlite3.Connection) -> int:
+    """Return the number of migrations applied; 0 if there are no tables."""
+    return int(connection.execute("pragma user_version").fetchone()[0])
+
+
+def newer(version: int) -> MachineError:
+    """Return the error for a schema that is newer than this version."""
+    return MachineError(
+        f"the queue was written by a newer autotune (version {version} of its tables)", advice="upgrade autotune."
+    )
+
+
+# Converts jobs to rows of ``queue.db`` and back, and verifies every row that is read.
+
+
+class DamagedRow(sqlite3.DatabaseError):
+    """A row's checksum is wrong, or its columns contradict its JSON.
+
+    Attributes:
+        job: the job's id as read from the row, which may be damaged too.
+    """
+
+    def __init__(self, job: object, what: str) -> None:
+        super().__init__(f"the row of job {job} {what}")
+        self.job = job
+
+
+_COLUMNS = "id, state, priority, mark, study, not_before, opens, closes, after, notice, job, sum"
+#: SQL expressions for the fields of `JobRow`. SQLite evaluates them, because a queue may hold ten thousand jobs.
+_BRIEF = (
+    *("id", "state", "json_extract(job, '$.request.spec.name')", "json_extract(job, '$.request.label')", "priority"),
+    *("json_extract(job, '$.submitted')",),
+    "coalesce(json_extract(job, '$.status.device'), json_extract(job, '$.placed'))",
+    *(
+        "coalesce(json_extract(job, '$.status.since'), json_extract(job, '$.status.ended'))",
+        "json_extract(job, '$.status.ended')",
+    ),
+    "coalesce(json_extract(job, '$.status.why'), json_extract(job, '$.status.found'))",
+    # Only the scheduler knows why a job waits.
+    "null",
+    "json_extract(job, '$.request.refreshes')",
+)
+
+
+def row_of(job: Job) -> dict[str, object]:
+    """Return a job's row as a dict of columns."""
+    text = job.model_dump_json()
+    request = job.request
+    opens, closes = request.window or (None, None)
+    return {
+        "id": job.id,
+        "state": job.state.value,
+        "priority": request.priority,
+        "mark": request.spec.mark,
+        "study": study_folder(request),
+        "not_before": request.not_before,
+        "opens": opens,
+        "closes": closes,
+        "after": request.after,
+        "notice": job.notice,
+        "job": text,
+        "sum": checksum(text),
+    }
+
+
+def study_folder(request: JobRequest) -> str:
+    """Return the folder of a job's study. No two jobs share one."""
+    return str(Path(request.studies_dir) / request.spec.name)
+
+
+def checksum(text: str) -> str:
+    """Return the SHA-256 of a text. It detects flipped bits, which SQLite's own structural check does not."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def select(connection: sqlite3.Connection, rest: str = "", *values: object) -> Iterator[Job]:
+    """Yield the jobs that match the rest of a query, reading each row lazily.
+
+    Raises:
+        sqlite3.DatabaseError: SQLite failed, or a row is damaged (`DamagedRow`).
+        MachineError: another version of autotune wrote a row that this version cannot read.
+    """
+    for row in connection.execute(f"select {_COLUMNS} from jobs {rest}", values):
+        yield _job(row)
+
+
+def select_brief(connection: sqlite3.Connection, rest: str, *values: object) -> str:
+    """Return the same jobs as a JSON list of `JobRow`, built by SQLite. Checksums are not verified."""
+    fields = ", ".join(f"'{name}', {name}" for name in JobRow.model_fields)
+    columns = ", ".join(f"{how} as {name}" for name, how in zip(JobRow.model_fields, _BRIEF, strict=True))
+    query = f"select json_group_array(json_object({fields})) from (select {columns} from jobs {rest})"
+    return str(connection.execute(query, values).fetchone()[0])
+
+
+def _job(row: tuple[object, ...]) -> Job:
+    number, text, stored_sum = row[0], row[-2], row[-1]
+    if not isinstance(text, str) or checksum(text) != stored_sum:
+        raise DamagedRow(number, "is damaged")
+    job = job_of(text, f"the row of job {number}")
+    # The JSON is not compared, because an older version may have written it without the newest fields.
+    if row[:-2] != tuple(row_of(job).values())[:-2]:
+        raise DamagedRow(number, "contradicts itself")
+    return job
+
+
+def job_of(text: str, where: str) -> Job:
+    """Parse a job from text whose checksum was verified.
+
+    Raises:
+        MachineError: another version of autotune wrote a job that this version cannot read. It is not damaged.
+    """
+    try:
+        return Job.model_validate_json(text)
+    except ValidationError as error:
+        raise MachineError(
+            f"{where} was written by another version of autotune", advice="use that version, or a newer one."
+        ) from error
+
+
+# Reads ``job.json``, the copy of a job's row in its folder.
+
+
+def read_job_file(files: JobFiles) -> Job:
+    """Read a job from its folder.
+
+    Raises:
+        MachineError: the file cannot be read, or its checksum is wrong.
+    """
+    text = verified_text(files)
+    if text is None:
+        raise MachineError(f"{files.job} cannot be read, or is not as it was written")
+    return job_of(text, str(files.job))
+
+
+def verified_text(files: JobFiles) -> str | None:
+    """Return the JSON text of a job; ``None`` if it cannot be read or its checksum is wrong."""
+    try:
+        # Not splitlines, because JSON text may contain Unicode line separators.
+        text, stored_sum, _ = files.job.read_text().split("\n")
+    except (OSError, ValueError):
+        return None
+    return text if checksum(text) == stored_sum else None
+
+
+# The queue: submits, changes and reads jobs.
 
 #: SQLite's busy timeout. The daemon is the only writer, so it waits for readers at most.
 BUSY_S = 30.0
@@ -313,3 +507,101 @@ def _in(states: Collection[JobState]) -> tuple[str, list[str]]:
 def _insert(connection: sqlite3.Connection, jobs: Collection[Job]) -> None:
     table: Any = Database(connection)["jobs"]
     table.insert_all(map(row_of, jobs))
+
+
+# Opens a queue and rebuilds its database if that is damaged or missing.
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An open queue, and the repairs made to open it.
+
+    Attributes:
+        aside: new path of the damaged database; ``None`` if it was sound or missing.
+        lost: new paths of the job folders that could not be read.
+    """
+
+    queue: Queue
+    aside: Path | None = None
+    lost: tuple[Path, ...] = ()
+
+
+def open_queue(files: QueueFiles) -> Opened:
+    """Open the queue, and rebuild it from the jobs' folders if the database is damaged or missing.
+
+    Only the process that writes the queue may call this.
+
+    Raises:
+        MachineError: the folder or the database cannot be read or written, or a newer autotune wrote it.
+    """
+    try:
+        files.jobs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise MachineError(
+            f"cannot make {files.jobs}: {error.strerror}", advice="the folder must be writable."
+        ) from error
+    sweep_temporaries(files.folder)
+    if files.database.exists() and is_sound(files.database):
+        return Opened(Queue(files))
+    jobs, lost = _read_folders(files)
+    # Built under a temporary name, so that a crash in between changes nothing.
+    files.database_in_making.unlink(missing_ok=True)
+    queue = Queue(files, files.database_in_making)
+    queue.restore(jobs)
+    queue.close()
+    # The journal is moved first: SQLite would roll an old journal back into the new database.
+    for path in (files.journal, files.database):
+        aside = _set_aside(path)
+    files.database_in_making.rename(files.database)
+    sync_folder(files.folder)
+    return Opened(Queue(files), aside, tuple(p for p in map(_set_aside, lost) if p is not None))
+
+
+def _read_folders(files: QueueFiles) -> tuple[list[Job], list[Path]]:
+    """Return the jobs in the folders, and the folders whose job cannot be read."""
+    jobs: list[Job] = []
+    lost: list[Path] = []
+    studies: set[str] = set()
+    for folder in sorted(p for p in files.jobs.iterdir() if p.name.isdigit()):
+        text = verified_text(JobFiles(folder))
+        # A job written by another version is not lost: `job_of` raises, and nothing is changed.
+        job = None if text is None else job_of(text, str(folder))
+        if job is not None and files.job(job.id).folder == folder and study_folder(job.request) not in studies:
+            studies.add(study_folder(job.request))
+            jobs.append(job)
+        else:
+            lost.append(folder)
+    return jobs, lost
+
+
+def is_sound(database: Path) -> bool:
+    """Return whether the database passes SQLite's integrity check, has the expected tables, and every row is intact.
+
+    Raises:
+        MachineError: a newer autotune wrote the database.
+    """
+    try:
+        with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as connection:
+            whole = connection.execute("pragma integrity_check").fetchone() == ("ok",)
+            version = version_of(connection)
+            if not whole or version == 0:
+                return False
+            if version > len(MIGRATIONS):
+                raise newer(version)
+            if version < len(MIGRATIONS):
+                # Rows of an older version are read after the migration.
+                return True
+            # Read one by one, because a list of ten thousand jobs would enlarge the process for good.
+            for _ in select(connection):
+                pass
+            return True
+    except sqlite3.Error:
+        return False
+
+
+def _set_aside(path: Path) -> Path | None:
+    """Rename a file or folder to an unused name and return its new path; ``None`` if it does not exist."""
+    if not path.exists():
+        return None
+    names = (path.with_name(f"{path.name}.damaged-{number}") for number in itertools.count(1))
+    return path.rename(next(name for name in names if not name.exists()))

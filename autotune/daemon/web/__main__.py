@@ -8,10 +8,10 @@ import sys
 import threading
 from pathlib import Path
 
-from autotune.daemon.web.address import TOKEN
-from autotune.daemon.web.server import make_server
 from autotune.base.errors import AutotuneError
 from autotune.base.layout import DaemonFiles
+from autotune.daemon.web.address import TOKEN
+from autotune.daemon.web.server import make_server
 
 
 def main(arguments: list[str]) -> int:

@@ -1,23 +1,86 @@
-"""Builds the pages as documents."""
+"""The read-only page as documents."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
-from autotune.daemon.web.progress import Progress
-from autotune.space.formatting import (
-    count,
-    describe,
-    listed,
-    one_line,
-    seconds_text,
-    trial_rate_text,
-    unit_of,
-)
-from autotune.base.records import ENDED, Job, JobRow, JobState, Running
+from autotune.base.observer import Silent
+from autotune.base.records import ENDED, Config, Job, JobRow, JobState, Running, StudySpec, Trial
+from autotune.daemon.job.runner import tell
 from autotune.report.document import Column, Document, Grid, Kind, Links, Paragraph, Part, Section, facts
+from autotune.space.formatting import count, describe, listed, one_line, seconds_text, trial_rate_text, unit_of
+
+# The progress of a search, read from its event log.
+
+#: Of a long event log, only the first line and this much of the end are read.
+_TAIL_BYTES = 2**20
+
+
+class Progress(Silent):
+    """An observer that keeps the latest state of a search.
+
+    Attributes:
+        headline: model, device and data.
+        doing: title of the current launch; empty if there is none.
+        said: the last message.
+        spent_s, budget_s: seconds of the budget spent, and in total.
+        trials: the latest event of each trial, in order.
+    """
+
+    def __init__(self) -> None:
+        self.headline = ""
+        self.doing = ""
+        self.said = ""
+        self.spent_s = 0.0
+        self.budget_s: float | None = None
+        self._trials: dict[int, Trial] = {}
+
+    @property
+    def trials(self) -> list[Trial]:
+        return [self._trials[number] for number in sorted(self._trials)]
+
+    def begins(self, spec: StudySpec, headline: str) -> None:
+        self.headline = headline
+
+    def says(self, sentence: str) -> None:
+        self.said = sentence
+
+    def launch_begins(self, title: str, config: Config) -> None:
+        self.doing = title
+
+    def heat_begins(self, title: str, entrants: Sequence[Config]) -> None:
+        self.doing = title
+
+    def trial_ends(self, trial: Trial) -> None:
+        self._trials[trial.number] = trial
+
+    def clock(self, spent_s: float, budget_s: float) -> None:
+        self.spent_s, self.budget_s = spent_s, budget_s
+
+    def ends(self) -> None:
+        self.doing = ""
+
+
+def read_progress(events: Path) -> Progress:
+    """Read the progress of a job's search. It is empty if the event log does not exist yet."""
+    found = Progress()
+    try:
+        with events.open("rb") as stream:
+            first = stream.readline()
+            size = events.stat().st_size
+            stream.seek(max(stream.tell(), size - _TAIL_BYTES))
+            rest = stream.read(_TAIL_BYTES)
+    except OSError:
+        return found
+    for line in [first, *rest.splitlines()]:
+        tell(line.decode(errors="replace"), found)
+    return found
+
+
+# Builds the pages as documents.
 
 #: Interval at which a page reloads, in seconds.
 REFRESH_S = 5

@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 from autotune.base.clock import Clock
-from autotune.daemon.children import Children
 from autotune.base.layout import DaemonFiles
+from autotune.daemon.children import Children
 
 log = logging.getLogger(__name__)
 

@@ -1,13 +1,16 @@
-"""The WSGI application: serves GET and HEAD only, for our own pages and for Optuna's dashboard."""
+"""The read-only page's server."""
 
 from __future__ import annotations
 
 import hmac
+import importlib.util
+import io
 import os
 import re
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
@@ -17,21 +20,68 @@ from urllib.parse import quote, unquote, urlsplit
 from waitress.adjustments import Adjustments
 from waitress.server import TcpWSGIServer
 
-from autotune.daemon.rpc.client import Client
-from autotune.daemon.web.address import address_of, is_loopback, require_token
-from autotune.daemon.web.dashboard import PATHS, dashboard_of, is_there
-from autotune.daemon.web.pages import one_job, overview, trouble
-from autotune.daemon.web.progress import read_progress
-from autotune.base.errors import AutotuneError, DaemonUnreachableError, UsageError
+from autotune.base.errors import AutotuneError, DaemonUnreachableError, MachineError, UsageError
 from autotune.base.layout import DaemonFiles, StudyFiles
 from autotune.base.records import Job, JobState
+from autotune.daemon.rpc.client import Client
+from autotune.daemon.web.address import address_of, is_loopback, require_token
+from autotune.daemon.web.pages import one_job, overview, read_progress, trouble
 from autotune.report import headline_of
 from autotune.report.document import Document
-from autotune.report.html import to_html
+from autotune.report.formats import to_html
 from autotune.search import load_outcome
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+# Mounts Optuna's dashboard behind the page's filter, because its HTTP API deletes studies without confirmation.
+#
+# The filter lets only read requests through, and the study is opened read-only, so that neither a request nor a bug in
+# the dashboard can change it.
+
+#: URL prefixes of the dashboard: its page, its API, its scripts.
+PATHS = ("/dashboard", "/api/", "/static/")
+
+
+def is_there() -> bool:
+    """Return whether the package is installed."""
+    return importlib.util.find_spec("optuna_dashboard") is not None
+
+
+def dashboard_of(database: Path) -> WSGIApplication:
+    """Return the dashboard of a study as a WSGI application.
+
+    Args:
+        database: the study's ``study.db``.
+
+    Raises:
+        MachineError: Optuna cannot read the database.
+    """
+    try:
+        dashboard = _dashboard_of(database)
+    except Exception as error:  # SQLAlchemy's and Optuna's errors have no common base
+        # The page is for people who need not know the machine's folders.
+        raise MachineError(f"Optuna's dashboard cannot read study {database.parent.name}") from error
+    # The dashboard requires a header for encodings, must not see the reader's secrets, and has no reader for its
+    # errors.
+    told = {"HTTP_ACCEPT_ENCODING": "identity"}
+    hidden = {"HTTP_COOKIE": "", "HTTP_AUTHORIZATION": ""}
+    return lambda environ, start: dashboard({**told, **environ, **hidden, "wsgi.errors": io.StringIO()}, start)
+
+
+@cache
+def _dashboard_of(database: Path) -> WSGIApplication:
+    # Imported on first use, because it imports Optuna.
+    import optuna
+    from optuna_dashboard import wsgi
+
+    url = f"sqlite:///file:{quote(str(database))}?mode=ro&uri=true"
+    storage = optuna.storages.RDBStorage(url, skip_compatibility_check=True, skip_table_creation=True)
+    app: WSGIApplication = wsgi(storage)
+    return app
+
+
+# The WSGI application: serves GET and HEAD only, for our own pages and for Optuna's dashboard.
 
 #: A connection that sends nothing, or stops reading, is closed after this many seconds. Requests to the daemon have the
 #: same limit.

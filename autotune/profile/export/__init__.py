@@ -1,7 +1,7 @@
 """The catalog of export formats: one file per format, which holds everything known about it.
 
-Formats are found by listing this folder; nothing else names them. To add one, write ``autotune/profile/export/NAME.py`` with
-``FORMAT``, an instance of a subclass of `Format`. ``autotune export``, its ``--list`` and ``docs/exports.md`` are
+Formats are found by listing this folder; nothing else names them. To add one, write ``autotune/profile/export/NAME.py``
+with ``FORMAT``, an instance of a subclass of `Format`. ``autotune export``, its ``--list`` and ``docs/exports.md`` are
 derived from it.
 """
 

@@ -13,15 +13,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.base.errors import UsageError
-from autotune.profile.export.compiling import compiled
-from autotune.profile.export.format import Given, Told, ToolFormat, nested
-from autotune.profile.export.writing import as_yaml
+from autotune.base.records import Value
 from autotune.knobs.batch_size import KNOB as BATCH_SIZE
 from autotune.knobs.compile_mode import KNOB as COMPILE
 from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
 from autotune.knobs.intra_op_threads import KNOB as THREADS
 from autotune.knobs.precision import KNOB as PRECISION
-from autotune.base.records import Value
+from autotune.profile.export.format import Given, Told, ToolFormat, as_yaml, compiled, nested
 
 
 def _precision(value: Value, given: Given) -> Told:

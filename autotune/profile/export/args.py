@@ -15,13 +15,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from autotune.profile.export.format import Exported, Format
-from autotune.profile.export.heading import heading
-from autotune.profile.export.mapping import mapped
-from autotune.profile.export.writing import USUAL, are_words_with, as_words
+from autotune.base.records import Value
 from autotune.knobs import KNOBS, spell
 from autotune.profile import Profile
-from autotune.base.records import Value
+from autotune.profile.export.format import USUAL, Exported, Format, are_words_with, as_words, heading, mapped
 
 
 class _Args(Format):

@@ -15,10 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.profile.export.compiling import compiled
-from autotune.profile.export.format import Given, Told, ToolFormat, nested
-from autotune.profile.export.loading import of_loader, workers
-from autotune.profile.export.writing import as_yaml
+from autotune.base.records import Value
 from autotune.knobs.batch_size import KNOB as BATCH_SIZE
 from autotune.knobs.compile_mode import KNOB as COMPILE
 from autotune.knobs.deterministic import KNOB as DETERMINISTIC
@@ -30,7 +27,7 @@ from autotune.knobs.persistent_workers import KNOB as PERSISTENT
 from autotune.knobs.pin_memory import KNOB as PINNED
 from autotune.knobs.precision import KNOB as PRECISION
 from autotune.knobs.prefetch_factor import KNOB as PREFETCH
-from autotune.base.records import Value
+from autotune.profile.export.format import Given, Told, ToolFormat, as_yaml, compiled, nested, of_loader, workers
 
 _PRECISIONS = {"fp32": "fp32", "tf32": "fp32", "bf16": "amp_bf16", "fp16": "amp_fp16"}
 

@@ -14,15 +14,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.profile.export.by_hand import by_hand
-from autotune.profile.export.compiling import compiled
-from autotune.profile.export.format import Given, Told, ToolFormat, nested
-from autotune.profile.export.writing import as_json, is_object_with
+from autotune.base.records import Value
 from autotune.knobs.batch_size import KNOB as BATCH_SIZE
 from autotune.knobs.compile_mode import KNOB as COMPILE
 from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
 from autotune.knobs.precision import KNOB as PRECISION
-from autotune.base.records import Value
+from autotune.profile.export.format import Given, Told, ToolFormat, as_json, by_hand, compiled, is_object_with, nested
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 _ALWAYS = {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "dataloader_drop_last"}

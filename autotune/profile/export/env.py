@@ -12,11 +12,10 @@ import shlex
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from autotune.profile.export.format import MARK, Exported, Format
-from autotune.profile.export.heading import heading
 from autotune.knobs import spell
 from autotune.knobs.intra_op_threads import KNOB as THREADS
 from autotune.profile import Profile, printable
+from autotune.profile.export.format import MARK, Exported, Format, heading
 from autotune.space import environment
 
 _PREFIX = "AUTOTUNE_"

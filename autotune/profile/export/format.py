@@ -1,20 +1,210 @@
-"""The contract of an export format, which every file in this catalog implements."""
+"""What all formats have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from autotune.base.errors import UsageError
-from autotune.profile.export.by_hand import by_hand
-from autotune.profile.export.heading import heading
-from autotune.knobs import spell
+from autotune.base.records import CommandRef, Config, Value
+from autotune.knobs import KNOBS, Scope, spell
+from autotune.knobs.alloc_conf import KNOB as ALLOCATOR
+from autotune.knobs.alloc_conf import setting_of
+from autotune.knobs.compile_mode import KNOB as COMPILE
+from autotune.knobs.compile_mode import replays
+from autotune.knobs.cudnn_benchmark import KNOB as BENCHMARK
+from autotune.knobs.deterministic import KNOB as DETERMINISTIC
+from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
 from autotune.knobs.gradient_accumulation import parts_of
-from autotune.profile import Profile, printable
-from autotune.base.records import Config, Value
+from autotune.knobs.gradient_compression import KNOB as COMPRESSION
+from autotune.knobs.intra_op_threads import KNOB as THREADS
+from autotune.knobs.knob import Knob
+from autotune.knobs.memory_format import KNOB as FORMAT
+from autotune.knobs.non_blocking import KNOB as NON_BLOCKING
+from autotune.knobs.num_workers import KNOB as WORKERS
+from autotune.knobs.optimizer_impl import KNOB as OPTIMIZER
+from autotune.knobs.precision import KNOB as PRECISION
+from autotune.launcher.entering import flags_of, words_of
+from autotune.profile import Profile, learning_rate_line, printable
 from autotune.space import samples_at_once
+from autotune.space.formatting import rate_text, speedup_text
+
+# Options as YAML, as JSON and as words, and how an earlier export is recognised where it can have no comment.
+
+#: Knobs that every configuration of a search has.
+USUAL = ("batch_size", PRECISION.name, COMPILE.name, WORKERS.name)
+
+
+def as_yaml(tree: Mapping[str, Any]) -> str:
+    """Return plain data as YAML. Values are written as in JSON, which YAML 1.1 and 1.2 read alike."""
+    return "".join(f"{line}\n" for line in _lines(tree, ""))
+
+
+def _lines(tree: Mapping[str, Any], indent: str) -> Iterator[str]:
+    for name, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield f"{indent}{name}:"
+            yield from _lines(value, f"{indent}  ")
+        else:
+            yield f"{indent}{name}: {json.dumps(value)}"
+
+
+def as_json(tree: Mapping[str, Any]) -> str:
+    """Return plain data as JSON, for people."""
+    return json.dumps(tree, indent=2, ensure_ascii=False) + "\n"
+
+
+def as_words(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """Return words on one line, as a shell reads them, and what is to be said of that.
+
+    ``$(…)`` splits what it is given at spaces, and takes quotes as they are.
+    """
+    line = shlex.join(words)
+    quoted = line != " ".join(words)
+    said = 'Some words are quoted: run it as eval "python train.py $(…)", because $(…) alone takes quotes as they are.'
+    return f"{line}\n", (said,) * quoted
+
+
+def is_object_with(text: str, always: Set[str], sometimes: Set[str]) -> bool:
+    """Return whether a text is a JSON object with all of some keys, and at most some others."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and always <= found.keys() <= always | sometimes
+
+
+def are_words_with(text: str, always: Set[str], known: Callable[[str], bool], *, equals: bool = False) -> bool:
+    """Return whether a text is one line of options, with all of some names, and no unknown ones.
+
+    Args:
+        equals: options are ``NAME=VALUE``. Otherwise they begin with a dash, and values follow.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        return False
+    names = {w.partition("=")[0] for w in words} if equals else {w for w in words if w.startswith("-")}
+    return text.count("\n") <= 1 and always <= names and all(map(known, names - always))
+
+
+# Where an export comes from, in the sentences at its top.
+
+
+def heading(profile: Profile, start: str = "torchrun --nproc-per-node={ranks}") -> list[str]:
+    """Return lines with study, trial, device and rate, and what becomes of the learning rate if the batch changed.
+
+    Args:
+        start: what starts the processes of a training of several ``{ranks}``.
+    """
+    gives, origin = profile.gives, profile.provenance
+    device = f"{profile.conditions.device_name} ({profile.conditions.device})"
+    beside = speedup_text(gives.speedup, gives.speedup_ci95, gives.unproven)
+    lines = [
+        f"Study {origin.study}, trial {origin.trial}, of {origin.created}: {profile.workload.name} on {device},",
+        f"{rate_text(gives.samples_per_second, gives.ci95)} {profile.unit} (95 %), {beside}.",
+    ]
+    batch, before = profile.configuration["batch_size"], profile.baseline.configuration["batch_size"]
+    if batch != before:
+        lines += [f"Batch {batch} instead of {before}.", learning_rate_line(profile)]
+    ranks = profile.conditions.ranks
+    if ranks > 1:
+        lines.append(
+            f"{ranks} ranks, a process each, train together on batches of their own: {start.format(ranks=ranks)}."
+        )
+    return [printable(line) for line in lines]
+
+
+# What a user does about a knob that a tool can't be told: one clause for each knob.
+
+#: The allocator's variable, by PyTorch's older name and its newer one.
+ALLOCATOR_VARIABLES = "PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF"
+
+
+def by_hand(name: str, value: Value, *, cuda: bool) -> str:
+    """Return what to do in one's own code or shell to have a knob's value, as a clause."""
+    knob = KNOBS.get(name)
+    if knob is None:
+        return "a knob of the workload, to be set in its code"
+    if name in _CLAUSES:
+        return _CLAUSES[name](value, cuda)
+    options = knob.loader_options(value)
+    if options or knob.scope is Scope.LOADER:
+        return f"give it to the training's DataLoader: {', '.join(f'{n}={v!r}' for n, v in options.items())}"
+    exchange = knob.exchange_options(value)
+    if exchange:
+        return f"give it to DistributedDataParallel: {', '.join(f'{n}={v!r}' for n, v in exchange.items())}"
+    return "not known to this format; autotune.load_profile() applies it"
+
+
+#: Its fused kernels spoil the momentum in a step that overflows (see `set_implementation`).
+SCALED_SGD = "SGD needs optimizer._step_supports_amp_scaling = False"
+
+
+def _precision(value: Value, cuda: bool) -> str:
+    if value == "tf32":
+        return 'torch.set_float32_matmul_precision("high") before training'
+    if value == "fp32":
+        return "no autocast, and PyTorch's own switches for TF32"
+    dtype = "bfloat16" if value == "bf16" else "float16"
+    scaler = ", with a torch.amp.GradScaler" if value == "fp16" else ""
+    return f'forward and loss under torch.autocast("{"cuda" if cuda else "cpu"}", dtype=torch.{dtype}){scaler}'
+
+
+def _layout(value: Value, cuda: bool) -> str:
+    if value == FORMAT.default:
+        return "model and images stay as they are"
+    return f"model.to(memory_format=torch.{value}), and the images of each batch alike"
+
+
+def _implementation(value: Value, cuda: bool) -> str:
+    wanted = {"fused": "fused=True", "foreach": "foreach=True"}.get(str(value), "foreach=False, fused=False")
+    scaled = f"; with a GradScaler, {SCALED_SGD}" if value == "fused" and cuda else ""
+    return f"give it to the training's optimizer: {wanted}{scaled}"
+
+
+def _allocator(value: Value, cuda: bool) -> str:
+    if value == ALLOCATOR.default:
+        return f"no such setting in {ALLOCATOR_VARIABLES}"
+    return f"{ALLOCATOR_VARIABLES} are to be {setting_of(value)} in the environment"
+
+
+def _determinism(value: Value, cuda: bool) -> str:
+    if not value:
+        return "torch.use_deterministic_algorithms(False), as PyTorch has it"
+    return "torch.use_deterministic_algorithms(True), and CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment"
+
+
+def _accumulation(value: Value, cuda: bool) -> str:
+    return "each batch in one piece" if value == 1 else f"each batch in {value} parts, with one step for all of them"
+
+
+_CLAUSES: dict[str, Callable[[Value, bool], str]] = {
+    PRECISION.name: _precision,
+    COMPILE.name: lambda value, cuda: (
+        "the model is not compiled" if value == COMPILE.default else f'model.compile(mode="{value}") before training'
+    ),
+    ACCUMULATION.name: _accumulation,
+    FORMAT.name: _layout,
+    NON_BLOCKING.name: lambda value, cuda: f"batches go to the device by tensor.to(device, non_blocking={bool(value)})",
+    BENCHMARK.name: lambda value, cuda: f"torch.backends.cudnn.benchmark = {bool(value)} before training",
+    DETERMINISTIC.name: _determinism,
+    OPTIMIZER.name: _implementation,
+    THREADS.name: lambda value, cuda: f"torch.set_num_threads({spell(value)}), or OMP_NUM_THREADS={spell(value)}",
+    ALLOCATOR.name: _allocator,
+    COMPRESSION.name: lambda value, cuda: (
+        "no hook of DistributedDataParallel"
+        if value == COMPRESSION.default
+        else f"model.register_comm_hook(None, {value}_compress_hook), of torch.distributed.algorithms.ddp_comm_hooks"
+    ),
+}
+
+
+# The contract of an export format, which every file in this catalog implements.
 
 #: How the first line of every export begins that can have comments.
 MARK = "autotune export"
@@ -198,3 +388,67 @@ def nested(options: Mapping[str, Any]) -> dict[str, Any]:
             place = place.setdefault(section, {})
         place[last] = value
     return root
+
+
+# Words by which a script sets a profile's knobs, as `--map` says.
+
+
+def mapped(profile: Profile, flags: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """Return the words that set a profile's knobs, and a line for each knob that has none.
+
+    Raises:
+        UsageError: see `flags_of`.
+    """
+    config, own = profile.configuration, profile.workload.own
+    command = CommandRef(words=("script",), folder=".", flags=dict(flags), own=own)
+    told = {(flag.knob, None if flag.value is None else spell(flag.value)) for flag in flags_of(flags)}
+    cuda = given_by(profile).cuda
+    without = [
+        printable(f"{name}={spell(value)} has no words: {by_hand(name, value, cuda=cuda)}")
+        for name, value in config.items()
+        if not {(name, None), (name, spell(value))} & told and own.get(name) != value
+    ]
+    return words_of(command, config)[1:], without
+
+
+# Arguments of a DataLoader in a section of their own, as some formats have them.
+
+
+_SECTION = "dataloader."
+
+
+def of_loader(knob: Knob) -> Expression:
+    """Return how a knob of the loader is told in the section."""
+    return lambda value, given: Told({_SECTION + name: v for name, v in knob.loader_options(value).items()})
+
+
+def workers(value: Value, given: Given) -> Told:
+    """Return how the number of workers is told, with how they are started."""
+    how = {f"{_SECTION}multiprocessing_context": given.start_method} if value else {}
+    return Told({**of_loader(WORKERS)(value, given).options, **how})
+
+
+# How a tool's own loop is told to compile, which is wrong with some of CUDA graphs.
+
+
+def compiled(value: Value, given: Given, on: Mapping[str, Any] | str, off: Mapping[str, Any]) -> Told:
+    """Return what tells a tool to compile, or not to.
+
+    Args:
+        on: options, or what the user does by hand.
+
+    Raises:
+        UsageError: the tool would accumulate gradients that CUDA graphs have overwritten.
+    """
+    if value == COMPILE.default:
+        return Told(off)
+    by_hand, options = (on, {}) if isinstance(on, str) else (None, on)
+    if not replays(given.config):
+        return Told(options, by_hand)
+    if given.parts > 1:
+        raise UsageError(
+            f"{value} replays CUDA graphs, which overwrite the gradients that the tool would accumulate",
+            advice=f"search again with --set {COMPILE.name}=off,default, or export with --format python.",
+        )
+    graphs = "replays CUDA graphs: clone what you keep of a step's outputs, and keep no gradients"
+    return Told(options, f"{by_hand}; it {graphs}" if by_hand else graphs)

@@ -14,12 +14,9 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from autotune.profile.export.format import Exported, Format
-from autotune.profile.export.heading import heading
-from autotune.profile.export.mapping import mapped
-from autotune.profile.export.writing import USUAL, are_words_with, as_words
-from autotune.profile import Profile
 from autotune.base.records import Value
+from autotune.profile import Profile
+from autotune.profile.export.format import USUAL, Exported, Format, are_words_with, as_words, heading, mapped
 
 #: Text that needs no quotes in an override, unless it would be read as another type.
 _PLAIN, _RETYPED = re.compile(r"[A-Za-z_][\w-]*", re.ASCII), ("true", "false", "null", "inf", "nan")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from autotune.profile.export.format import Exported, Format
-from autotune.profile.export.writing import as_json
 from autotune.profile import Profile
+from autotune.profile.export.format import Exported, Format, as_json
 
 
 class _Json(Format):

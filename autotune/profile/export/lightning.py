@@ -14,11 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.profile.export.by_hand import by_hand
-from autotune.profile.export.compiling import compiled
-from autotune.profile.export.format import Given, Told, ToolFormat, nested
-from autotune.profile.export.loading import of_loader, workers
-from autotune.profile.export.writing import as_yaml
+from autotune.base.records import Value
 from autotune.knobs.batch_size import KNOB as BATCH_SIZE
 from autotune.knobs.compile_mode import KNOB as COMPILE
 from autotune.knobs.cudnn_benchmark import KNOB as BENCHMARK
@@ -30,7 +26,17 @@ from autotune.knobs.persistent_workers import KNOB as PERSISTENT
 from autotune.knobs.pin_memory import KNOB as PINNED
 from autotune.knobs.precision import KNOB as PRECISION
 from autotune.knobs.prefetch_factor import KNOB as PREFETCH
-from autotune.base.records import Value
+from autotune.profile.export.format import (
+    Given,
+    Told,
+    ToolFormat,
+    as_yaml,
+    by_hand,
+    compiled,
+    nested,
+    of_loader,
+    workers,
+)
 
 _PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 

@@ -7,10 +7,10 @@ import re
 from importlib import import_module
 
 from autotune.base.errors import UsageError
+from autotune.base.records import Value
+from autotune.knobs import KNOBS, Knob, spell
 from autotune.profile.export import FORMATS, Format
 from autotune.profile.export.format import Given
-from autotune.knobs import KNOBS, Knob, spell
-from autotune.base.records import Value
 
 #: What marks code in a docstring, but not a block of it.
 _SPAN = re.compile("(?<!`)``(?!`)")

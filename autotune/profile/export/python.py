@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.base.errors import UsageError
-from autotune.profile.export.format import Given, Told, ToolFormat
+from autotune.base.records import Value
 from autotune.knobs import KNOBS
 from autotune.knobs.alloc_conf import KNOB as ALLOCATOR
 from autotune.knobs.alloc_conf import VARIABLES, setting_of
@@ -42,7 +42,7 @@ from autotune.knobs.persistent_workers import KNOB as PERSISTENT
 from autotune.knobs.pin_memory import KNOB as PINNED
 from autotune.knobs.precision import KNOB as PRECISION
 from autotune.knobs.prefetch_factor import KNOB as PREFETCH
-from autotune.base.records import Value
+from autotune.profile.export.format import Given, Told, ToolFormat
 from autotune.space import settings
 
 _SWITCHES = (PRECISION, BENCHMARK, DETERMINISTIC, THREADS, ALLOCATOR)

@@ -14,10 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.profile.export.by_hand import SCALED_SGD, by_hand
-from autotune.profile.export.compiling import compiled
-from autotune.profile.export.format import Given, Told, ToolFormat, nested
-from autotune.profile.export.writing import as_yaml
+from autotune.base.records import Value
 from autotune.knobs.batch_size import KNOB as BATCH_SIZE
 from autotune.knobs.compile_mode import KNOB as COMPILE
 from autotune.knobs.cudnn_benchmark import KNOB as BENCHMARK
@@ -29,7 +26,7 @@ from autotune.knobs.optimizer_impl import KNOB as OPTIMIZER
 from autotune.knobs.persistent_workers import KNOB as PERSISTENT
 from autotune.knobs.pin_memory import KNOB as PINNED
 from autotune.knobs.precision import KNOB as PRECISION
-from autotune.base.records import Value
+from autotune.profile.export.format import SCALED_SGD, Given, Told, ToolFormat, as_yaml, by_hand, compiled, nested
 
 _NAMED = "timm:"
 _AMP = {"bf16": "bfloat16", "fp16": "float16"}

@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.workload.catalog import torchvision_task
 from autotune.base.errors import UsageError
-from autotune.profile.export.format import Given, Told, ToolFormat
-from autotune.profile.export.writing import are_words_with, as_words
+from autotune.base.records import Value
 from autotune.knobs.batch_size import KNOB as BATCH_SIZE
 from autotune.knobs.cudnn_benchmark import KNOB as BENCHMARK
 from autotune.knobs.deterministic import KNOB as DETERMINISTIC
@@ -22,7 +20,8 @@ from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
 from autotune.knobs.num_workers import KNOB as WORKERS
 from autotune.knobs.pin_memory import KNOB as PINNED
 from autotune.knobs.precision import KNOB as PRECISION
-from autotune.base.records import Value
+from autotune.profile.export.format import Given, Told, ToolFormat, are_words_with, as_words
+from autotune.workload.catalog import torchvision_task
 
 _ALWAYS = {"--device", "--batch-size", "--workers"}
 _SOMETIMES = {"--model", "--amp", "--use-deterministic-algorithms"}

@@ -15,9 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.profile.export.compiling import compiled
-from autotune.profile.export.format import Given, Told, ToolFormat, nested
-from autotune.profile.export.writing import as_json, is_object_with
+from autotune.base.records import Value
 from autotune.knobs.batch_size import KNOB as BATCH_SIZE
 from autotune.knobs.broadcast_buffers import KNOB as BUFFERS
 from autotune.knobs.compile_mode import KNOB as COMPILE
@@ -30,7 +28,7 @@ from autotune.knobs.persistent_workers import KNOB as PERSISTENT
 from autotune.knobs.pin_memory import KNOB as PINNED
 from autotune.knobs.precision import KNOB as PRECISION
 from autotune.knobs.prefetch_factor import KNOB as PREFETCH
-from autotune.base.records import Value
+from autotune.profile.export.format import Given, Told, ToolFormat, as_json, compiled, is_object_with, nested
 
 _LOADER = "dataloader_"
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from autotune.base.errors import ProfileError
-from autotune.profile.export.format import Exported, Format
 from autotune.profile import Profile, dump, parse
+from autotune.profile.export.format import Exported, Format
 
 
 class _Yaml(Format):

@@ -10,13 +10,13 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from autotune.knobs.compile_mode import mode_of
 from autotune.base.records import Config, Value
+from autotune.knobs.compile_mode import mode_of
 from autotune.samplers.auto.features import Array, Bools
 from autotune.samplers.auto.memory import MemoryModel, Table, part
 from autotune.samplers.auto.pool import Pool
 from autotune.samplers.auto.rates import RateModel
-from autotune.samplers.cost import CostModel, graph
+from autotune.samplers.sampler import CostModel, graph
 from autotune.space import Lessons, Space, canonical, key, samples_at_once
 
 _Name = TypeVar("_Name")

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.knobs import KNOBS, Expected, Part
-from autotune.knobs.terms import UNKNOWN
 from autotune.base.records import Config, Value
+from autotune.knobs import KNOBS, Expected, Part
+from autotune.knobs.knob import UNKNOWN
 from autotune.space import Space
 
 Array = NDArray[np.float64]

@@ -16,16 +16,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autotune.base.records import Config, Side, Value
 from autotune.knobs import KNOBS
 from autotune.knobs.compile_mode import CUDAGRAPH_MODES, mode_of
 from autotune.knobs.num_workers import WORKERS
-from autotune.base.records import Config, Side, Value
 from autotune.samplers.auto.features import Array
-from autotune.samplers.auto.fitted import Fitted
 from autotune.samplers.auto.posterior import Knowledge
+from autotune.samplers.auto.regression import Fitted
 from autotune.samplers.auto.shown import LACK_SD
-from autotune.samplers.cost import graph
-from autotune.samplers.sampler import HeatProposal
+from autotune.samplers.sampler import HeatProposal, graph
 from autotune.space import Space, canonical, key
 
 #: More entrants are compared in the next heat, beside the best of this one.

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autotune.base.records import Config, Value
 from autotune.knobs import KNOBS, Knob
 from autotune.knobs.num_workers import workers_of
-from autotune.base.records import Config, Value
 from autotune.samplers.auto.features import Array, Bools
-from autotune.samplers.auto.linear import Fit, Prior, Regression
+from autotune.samplers.auto.regression import Fit, Prior, Regression
 from autotune.space import AT_ONCE, Space, memory_part, samples_at_once
 
 #: Fraction of the capacity to be left free: configurations with a higher peak are not tried.

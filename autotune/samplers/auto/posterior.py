@@ -10,15 +10,13 @@ from copy import copy
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.knobs.num_workers import workers_of
 from autotune.base.records import ATTEMPTS, Config, Measurement, Side, StudyHeat, Trial, TrialStatus
-from autotune.samplers.auto.besides import MeetingModel, ScoreModel
+from autotune.knobs.num_workers import workers_of
 from autotune.samplers.auto.candidates import Offers
-from autotune.samplers.auto.fitted import Observation
 from autotune.samplers.auto.memory import MemoryModel
-from autotune.samplers.auto.rates import RateModel
-from autotune.samplers.experience import Experience
-from autotune.samplers.translate import RECORD, heats_of
+from autotune.samplers.auto.rates import MeetingModel, RateModel, ScoreModel
+from autotune.samplers.auto.regression import Observation
+from autotune.samplers.sampler import RECORD, Experience, heats_of
 from autotune.space import Space, canonical, delivery_part, device_part, key
 
 #: By how much the two sides of a trial without workers may contradict its rate, in natural logarithms.

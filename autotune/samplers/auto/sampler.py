@@ -1,21 +1,10 @@
-"""`--sampler auto`: an Optuna sampler with a built-in model of training.
-
-After each trial three models are fitted: of the rates (`rates`), of the memory (`memory`) and of the duration of a
-trial (`autotune.samplers.cost`). The next configuration is the one with the largest expected improvement per second of
-trial time (Snoek, Larochelle & Adams, "Practical Bayesian optimization of machine learning algorithms", NIPS 2012)
-among those that certainly fit into memory. The search ends when the remaining expected gain is less than the noise of a
-launch (Makarova et al., "Automatic termination for hyperparameter optimization", AutoML 2022).
-
-All proposals are determined by the space, the seed, the finished trials and heats, those that run, and the seconds
-left, so an interrupted search resumes as it would have continued. Trials that run beside the next one count as if each
-had shown what the models expect of it.
-"""
+"""autotune's own sampler."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import optuna
@@ -23,16 +12,181 @@ from optuna.trial import FrozenTrial, TrialState
 from threadpoolctl import ThreadpoolController
 
 from autotune.base.records import Config, Measurement, Prediction, Side, Value
-from autotune.samplers.auto.chooser import Chooser
-from autotune.samplers.auto.features import Bools
-from autotune.samplers.auto.fitted import Fitted
+from autotune.samplers.auto.features import Array, Bools
 from autotune.samplers.auto.heats import Draft, Terms, draft_device, draft_loader
-from autotune.samplers.auto.look import UNMET, Look, Outlook, Proposal, why_end
 from autotune.samplers.auto.posterior import Knowledge
-from autotune.samplers.experience import Experience
-from autotune.samplers.sampler import NOTHING_LEFT, HeatProposal, Searcher
-from autotune.samplers.translate import PREDICTED
-from autotune.space import Space, canonical, distance, is_idle
+from autotune.samplers.auto.regression import Fitted
+from autotune.samplers.sampler import NOTHING_LEFT, PREDICTED, Experience, HeatProposal, Searcher
+from autotune.space import AT_ONCE, Space, canonical, distance, is_idle, samples_at_once, simplicity
+
+# Chooses a configuration, from what each on offer is worth.
+
+#: A simpler configuration is tried instead if it is worth at least this part of the most worthwhile one.
+_AS_WORTHY = 0.9
+#: Of configurations that are not known to fit, this many of the most worthwhile are considered.
+_RISKS = 32
+
+
+class Chooser:
+    """Chooses among the configurations on offer. Each choice comes with a few words on why.
+
+    Args:
+        acceptable: see `AutoSampler`.
+    """
+
+    def __init__(self, known: Knowledge, acceptable: Callable[[Config], bool]) -> None:
+        self._known = known
+        self._space = known.space
+        self._acceptable = acceptable
+
+    def first(self, worth: Array, gain: Array, least: float, fits: Bools, why: str) -> tuple[Config, str] | None:
+        """Return the most worthwhile configuration that may be tried, or one that must be tried before it.
+
+        Of several that are about as worthwhile the simplest is returned.
+
+        Args:
+            worth: gain per second; negative if closed, ``(N,)``. gain: ``(N,)``. least: gains that differ by less
+                are as good.
+        """
+        configs = self._known.offers.pool.configs
+        for i in np.argsort(-worth, kind="stable"):
+            if worth[i] < 0:
+                break
+            if not fits[i]:
+                stone = self._stepping_stone(configs[i]) if self._known.memory.may_fit(configs[i]) else None
+                if stone is not None:
+                    return stone, "to learn how memory grows with the batch"
+            elif self.allowed(i):
+                as_good = fits & (worth >= _AS_WORTHY * worth[i]) & (gain >= gain[i] - least)
+                order = sorted(
+                    np.flatnonzero(as_good), key=lambda j: simplicity(configs[j], self._space.baseline, None)
+                )
+                return configs[next((j for j in order if self.allowed(int(j))), i)], why
+        return None
+
+    def risk(self, worth: Array, centre: Config) -> tuple[Config, str] | None:
+        """Return a configuration to try if none certainly fits: the best at a smaller batch, which shows how memory
+        grows, or one that is expected to fit. Without it, a training near the memory limit would have none to try."""
+        if not (worth > 0).any():
+            return None
+        stone = self._stepping_stone(centre)
+        if stone is not None:
+            return stone, "to learn how memory grows with the batch"
+        configs = self._known.offers.pool.configs
+        for i in np.argsort(-worth, kind="stable")[:_RISKS]:
+            if worth[i] > 0 and self.allowed(i) and self._known.memory.may_fit(configs[i]):
+                return configs[i], "expected to fit, but not sure to"
+        return None
+
+    def at_own_batch(self, config: Config) -> tuple[Config, str] | None:
+        """Return the best configuration with the user's own batch and workload knobs, if it has not been tried."""
+        own = {n: v for n, v in self._space.baseline.items() if n == "batch_size" or n.startswith("workload.")}
+        found = canonical({**config, **own})
+        return (found, "the best at your own batch") if self._may_try(found) else None
+
+    def anything(self) -> dict[str, Value]:
+        """Return any configuration that may be tried, for when none is known to be worthwhile."""
+        configs = [self._known.offers.pool.configs[i] for i in np.flatnonzero(self._known.offers.open)]
+        return dict(next((c for c in configs if self._may_try(c)), self._space.baseline))
+
+    def allowed(self, index: int) -> bool:
+        """Return whether one of the offers may be tried now."""
+        return self._acceptable(self._known.offers.pool.configs[index])
+
+    def _may_try(self, config: Config) -> bool:
+        return self._known.may_try(config) and self._acceptable(config)
+
+    def _stepping_stone(self, config: Config) -> Config | None:
+        """Return the same configuration at a smaller batch, or with the batch in more parts, for predicting its memory;
+        ``None`` if there is none.
+
+        If no batch of this combination has been observed, this is the largest that certainly fits. One batch does not
+        determine a line, so the next smaller one follows.
+        """
+        if "batch_size" not in self._space.choices or "batch_size" not in config:
+            return None
+        if len(self._known.memory.batches(config)) > 1:
+            return None
+        others = [canonical({**config, n: v}) for n in AT_ONCE if n in config for v in self._space.rungs(n)]
+        smaller = [found for found in others if samples_at_once(found) < samples_at_once(config)]
+        ranked = sorted(smaller, key=samples_at_once, reverse=True)
+        return next((found for found in ranked if self._may_try(found)), None)
+
+
+# What the sampler concludes from the trials and heats so far.
+
+#: Gains below this are reported as none.
+NOTHING = 5e-4
+UNMET = "no trial that is left is likely to meet what is required"
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A configuration to try next, and its expected result."""
+
+    config: dict[str, Value]
+    predicted: Prediction
+
+
+@dataclass(frozen=True)
+class Look:
+    """The conclusions from the trials so far.
+
+    Attributes:
+        left_to_gain: expected gain of the most promising trial, relative to the best so far.
+        ranking: numbers of the complete trials, most promising first.
+        reason_to_end: one sentence, if the search should end.
+        heat: the heat to run before any trial, if that is worth more.
+    """
+
+    proposal: Proposal | None
+    left_to_gain: float
+    ranking: tuple[int, ...]
+    reason_to_end: str | None = None
+    heat: Draft | None = None
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """The prospects of all offered configurations.
+
+    Attributes:
+        gain: expected gain, ``(N,)``. worth: gain per second; negative if closed. left: see `Look.left_to_gain`.
+        top: the configuration of that gain. local: only neighbours of the best count.
+    """
+
+    gain: Array
+    worth: Array
+    left: float
+    top: Config | None
+    local: bool
+
+    @property
+    def why(self) -> str:
+        return "near the best" if self.local else "expected gain"
+
+
+def why_end(left: float, noise_sd: float, *, beyond: bool) -> str:
+    """Explain why a search ends by itself."""
+    if beyond:
+        return "nothing more that would pay is known to fit into memory"
+    if left < NOTHING:
+        return "no trial that is left is expected to gain anything"
+    told = f"the most promising trial left is expected to gain {100 * left:.2g} %"
+    return f"{told}, and launches of equals are taken to differ by {100 * noise_sd:.2g} %"
+
+
+# `--sampler auto`: an Optuna sampler with a built-in model of training.
+#
+# After each trial three models are fitted: of the rates (`rates`), of the memory (`memory`) and of the duration of a
+# trial (`autotune.samplers.sampler`). The next configuration is the one with the largest expected improvement per
+# second of trial time (Snoek, Larochelle & Adams, "Practical Bayesian optimization of machine learning algorithms",
+# NIPS 2012) among those that certainly fit into memory. The search ends when the remaining expected gain is less than
+# the noise of a launch (Makarova et al., "Automatic termination for hyperparameter optimization", AutoML 2022).
+#
+# All proposals are determined by the space, the seed, the finished trials and heats, those that run, and the seconds
+# left, so an interrupted search resumes as it would have continued. Trials that run beside the next one count as if
+# each had shown what the models expect of it.
 
 #: Number of draws from the models for estimating how likely, and by how much, each configuration is better.
 DRAWS = 64

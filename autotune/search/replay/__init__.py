@@ -1,8 +1,16 @@
 """Searches without a device: replays recorded launches in virtual time."""
 
-from autotune.search.replay.launcher import ReplayLauncher
-from autotune.search.replay.rows import PARTS, Row, ShownEntrant, row_of
-from autotune.search.replay.surface import SURFACE_VERSION, Heading, Surface, read_surface
+from autotune.search.replay.run import ReplayLauncher
+from autotune.search.replay.surface import (
+    PARTS,
+    SURFACE_VERSION,
+    Heading,
+    Row,
+    ShownEntrant,
+    Surface,
+    read_surface,
+    row_of,
+)
 
 __all__ = [
     "PARTS",

@@ -1,12 +1,9 @@
-"""A surface: the measured space of one workload on one machine, stored as JSON lines.
-
-The first line is a `Heading`, every other line a `Row`, one recorded launch. Lines are only ever appended. Field names
-carry their units (``_s``, ``_bytes``, ``_per_s``: samples per second); unknown values are omitted.
-"""
+"""Recorded launches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,19 +11,257 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
+from autotune.base.clock import Clock
 from autotune.base.errors import UsageError
 from autotune.base.files import read_regular
-from autotune.knobs.num_workers import workers_of
 from autotune.base.records import (
+    Beat,
+    Config,
+    Heat,
+    HeatPlan,
     LaunchKind,
+    Measurement,
     MeasurePlan,
+    Phase,
     Record,
     Side,
+    TrialResult,
+    TrialSpec,
     TrialStatus,
+    Turn,
     Value,
+    Window,
 )
-from autotune.search.replay.rows import Row
-from autotune.space import Choice, Space, device_part, key
+from autotune.knobs.num_workers import workers_of
+from autotune.launcher.watch import Watch
+from autotune.space import Choice, Space, delivery_part, device_part, key
+from autotune.stats import Rate
+from autotune.stats.racing import PRIORS, Contender, Rounds, is_contained
+
+# The lines of a surface: one recorded launch each.
+#
+# Field names carry their units (``_s``, ``_bytes``, ``_per_s``: samples per second); unknown values are omitted.
+
+#: The part of a configuration that each side of a training depends on.
+PARTS: Mapping[Side, Callable[[Config], dict[str, Value]]] = {"device": device_part, "loader": delivery_part}
+
+
+class ShownEntrant(Record):
+    """What a heat showed of one configuration.
+
+    Attributes:
+        config: the part of it that the heat's side depends on.
+        status, cause, cannot_compile: how it ended. An entrant of a recorded heat never drops out for being slow.
+        turns: ``(steps, samples, seconds)`` of each round, ``None`` if others disturbed it, or if it was out.
+    """
+
+    config: dict[str, Value]
+    status: TrialStatus
+    cause: str | None = None
+    cannot_compile: bool = False
+    first_step_s: float | None = None
+    peak_bytes: int | None = None
+    turns: tuple[tuple[int, int, float] | None, ...] = ()
+
+    def turn(self, number: int) -> Turn | None:
+        """Return the turn of a round, ``None`` if there was none."""
+        found = self.turns[number] if number < len(self.turns) else None
+        return None if found is None else Turn(steps=found[0], samples=found[1], seconds=found[2])
+
+
+class Row(Record):
+    """One launch.
+
+    Attributes:
+        number: in chronological order, from 0. began_s: seconds since the first launch began.
+        kind: ``measure``, ``device_only``, ``loader_only`` or ``heat``.
+        reference: a periodic launch of the baseline, which shows the machine's drift.
+        config: the launched configuration; for the two ceilings and a heat's reference, the part that they depend on.
+        side, entrants: of a heat. between_s: its seconds that are neither its start nor in turns or
+            first steps.
+        status, phase, cause: how and where it ended.
+        wall_s: of the whole launch; phase_s: of each phase entered. cache_warm: inductor found its graphs in its cache.
+        rate_per_s, low_per_s, high_per_s: the rate and its 95 % interval from the launch's own windows;
+            relative_se, degrees: the standard error of its logarithm, and its degrees of freedom.
+        steady_per_s: the rate without epoch turns.
+        loader_per_s: what the loader could deliver; device_per_s: the rate of the device's work alone.
+        wait_fraction: fraction of the steps' time spent waiting for the loader.
+        peak_bytes: device memory reserved by the allocator; on a CPU, growth of the process's resident memory.
+        compile_s: the first step. warmup_s: from there to the first kept window.
+        windows: ``(steps, samples, seconds)`` of the kept ones, in order.
+    """
+
+    number: int
+    began_s: float
+    kind: LaunchKind = LaunchKind.MEASURE
+    reference: bool = False
+    config: dict[str, Value]
+    status: TrialStatus
+    phase: Phase | None = None
+    cause: str | None = None
+    wall_s: float
+    phase_s: dict[str, float]
+    cache_warm: bool | None = None
+    rate_per_s: float | None = None
+    low_per_s: float | None = None
+    high_per_s: float | None = None
+    relative_se: float | None = None
+    degrees: float | None = None
+    steady_per_s: float | None = None
+    loader_per_s: float | None = None
+    device_per_s: float | None = None
+    wait_fraction: float | None = None
+    peak_bytes: int | None = None
+    startup_s: float | None = None
+    compile_s: float | None = None
+    warmup_s: float | None = None
+    measured_s: float | None = None
+    epoch_turn_s: float | None = None
+    epoch_samples: int | None = None
+    settled: bool | None = None
+    windows: tuple[tuple[int, int, float], ...] = ()
+    side: Side | None = None
+    entrants: tuple[ShownEntrant, ...] = ()
+    between_s: float | None = None
+
+    @cached_property
+    def shown(self) -> Mapping[str, ShownEntrant]:
+        """The entrants of a heat, by the key of their part."""
+        return {key(entrant.config): entrant for entrant in self.entrants}
+
+    @cached_property
+    def rounds(self) -> int:
+        """Rounds of a heat."""
+        return max((len(entrant.turns) for entrant in self.entrants), default=0)
+
+    @cached_property
+    def between_each_s(self) -> float:
+        """Seconds before each turn of a heat, on average: of switching, or of starting and ending workers."""
+        complete = [e for e in self.entrants if e.status is TrialStatus.COMPLETE]
+        failed = [e for e in self.entrants if e.status is not TrialStatus.COMPLETE]
+        # Who fails does so in a turn that is not in the row.
+        taken = sum(len(e.turns) for e in complete) + sum(1 + sum(map(bool, e.turns)) for e in failed)
+        return (self.between_s or 0.0) / max(1, taken)
+
+    @cached_property
+    def timed(self) -> tuple[Window, ...]:
+        """The kept windows."""
+        return tuple(Window(steps=n, samples=m, seconds=s) for n, m, s in self.windows)
+
+    def measurement(self, rate: Rate | None = None, windows: tuple[Window, ...] | None = None) -> Measurement | None:
+        """Return the row's measurement, without per-step data; ``None`` if the launch measured nothing.
+
+        Args:
+            rate, windows: replace the recorded ones, for a launch that is ended early.
+        """
+        if self.rate_per_s is None or self.low_per_s is None or self.high_per_s is None:
+            return None
+        own = Rate(self.rate_per_s, self.low_per_s, self.high_per_s, self.relative_se, self.degrees)
+        seen = rate or own
+        return Measurement(
+            batch_size=int(self.config["batch_size"]),
+            samples_per_s=seen.per_s,
+            ci95_per_s=(seen.low_per_s, seen.high_per_s),
+            steady_per_s=rate.per_s if rate else self.steady_per_s or self.rate_per_s,
+            windows=self.timed if windows is None else windows,
+            step_s=(),
+            wait_s=(),
+            device_s=(),
+            loader_capacity_per_s=self.loader_per_s,
+            device_per_s=self.device_per_s,
+            settled=self.settled is not False,
+            relative_se=seen.relative_se,
+            degrees=seen.degrees,
+            startup_s=self.startup_s or 0.0,
+            compile_s=self.compile_s or 0.0,
+            compile_cache_warm=self.cache_warm,
+            warmup_s=self.warmup_s or 0.0,
+            measured_s=self.measured_s or 0.0,
+            loader_wait_fraction=self.wait_fraction,
+            epoch_turn_s=self.epoch_turn_s,
+            epoch_samples=self.epoch_samples or 1,
+            peak_allocated_bytes=self.peak_bytes,
+        )
+
+
+def row_of(
+    result: TrialResult, config: Config, *, kind: LaunchKind, number: int, began_s: float, reference: bool = False
+) -> Row:
+    """Return the row of a launch."""
+    m = result.measurement
+    common = {
+        "number": number,
+        "began_s": round(began_s, 3),
+        "kind": kind,
+        "reference": reference,
+        "config": dict(config),
+        "status": result.status,
+        "phase": result.phase,
+        "cause": result.cause,
+        "wall_s": round(result.wall_s, 3),
+        "phase_s": {name: round(seconds, 3) for name, seconds in result.phase_s.items()},
+        "peak_bytes": result.peak_bytes,
+    }
+    if result.heat is not None:
+        common |= _of_heat(result.heat, result.wall_s)
+    if m is None:
+        return Row.model_validate(common)
+    measured = {
+        "cache_warm": m.compile_cache_warm,
+        "rate_per_s": m.samples_per_s,
+        "low_per_s": m.ci95_per_s[0],
+        "high_per_s": m.ci95_per_s[1],
+        "relative_se": m.relative_se,
+        "degrees": m.degrees,
+        "steady_per_s": m.steady_per_s,
+        "loader_per_s": m.loader_capacity_per_s,
+        "device_per_s": m.device_per_s,
+        "wait_fraction": m.loader_wait_fraction,
+        "peak_bytes": m.peak_bytes,
+        "startup_s": m.startup_s,
+        "compile_s": m.compile_s,
+        "warmup_s": m.warmup_s,
+        "measured_s": m.measured_s,
+        "epoch_turn_s": m.epoch_turn_s,
+        "epoch_samples": m.epoch_samples,
+        "settled": m.settled,
+        "windows": tuple((w.steps, w.samples, round(w.seconds, 6)) for w in m.windows),
+    }
+    return Row.model_validate({**common, **{n: _short(v) for n, v in measured.items()}})
+
+
+def _of_heat(heat: Heat, wall_s: float) -> dict[str, object]:
+    part = PARTS[heat.side]
+    taken_s = heat.measured_s + sum(e.first_step_s or 0.0 for e in heat.entrants)
+    return {
+        "config": part(heat.entrants[0].config),
+        "side": heat.side,
+        "startup_s": _short(heat.startup_s),
+        "between_s": _short(wall_s - heat.startup_s - taken_s),
+        "entrants": [
+            ShownEntrant(
+                config=part(e.config),
+                status=e.status,
+                cause=e.cause,
+                cannot_compile=e.cannot_compile,
+                first_step_s=e.first_step_s,
+                peak_bytes=e.peak_bytes,
+                turns=tuple(None if t is None else (t.steps, t.samples, round(t.seconds, 6)) for t in e.turns),
+            )
+            for e in heat.entrants
+        ],
+    }
+
+
+def _short(value: object) -> object:
+    """Round a float to six significant digits, more than any measurement has."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+# A surface: the measured space of one workload on one machine, stored as JSON lines.
+#
+# The first line is a `Heading`, every other line a `Row`, one recorded launch. Lines are only ever appended. Field
+# names carry their units (``_s``, ``_bytes``, ``_per_s``: samples per second); unknown values are omitted.
 
 #: No space that somebody has measured takes more.
 _MOST_BYTES = 2**28
@@ -153,3 +388,140 @@ def read_surface(path: Path) -> Surface:
     if key(heading.baseline) not in surface.launches:
         raise UsageError(f"{path} holds no launch of its baseline", advice="record it to its end.")
     return surface
+
+
+# Replays recorded heats: the real race, with the recorded turns, in virtual time.
+
+#: A launch is ended this long after its limit at most.
+_TICK_S = 1.0
+
+
+class _Over(Exception):
+    """The heat's process ends."""
+
+    def __init__(self, result: TrialResult) -> None:
+        super().__init__(result.cause)
+        self.result = result
+
+
+def replay_heat(
+    spec: TrialSpec,
+    plan: HeatPlan,
+    row: Row,
+    watch: Watch,
+    clock: Clock,
+    rng: random.Random,
+    first_step_s: Callable[[ShownEntrant], float],
+    failed: Mapping[str, Row],
+) -> TrialResult:
+    """Replay a heat with the turns of a recorded one.
+
+    Entrants take the turns of one recorded round together, so that whatever slowed that round down slows all of them.
+    The first round is the first recorded one; with which the others begin is drawn. There are at most as many as were
+    recorded. The seconds before the first turn, and those between two of them, are the recorded heat's, whoever takes
+    part in it.
+
+    Args:
+        row: a heat of that side with all entrants of the plan but those that failed.
+        first_step_s: returns the seconds of an entrant's first step, with its compilation.
+        failed: a failed launch of each part of the device that cannot be trained; no recorded heat has these.
+    """
+    began = clock.now()
+    watch.beat(Beat(phase=Phase.LOAD))
+    clock.sleep(row.startup_s or 0.0)
+    entrants = [_entrant(key(PARTS[plan.side](config)), row, failed) for config in plan.entrants]
+    plan = plan.model_copy(update={"max_rounds": max(2, min(plan.max_rounds, row.rounds))})
+    turns = _Recorded(spec, plan, row, entrants, watch, clock, rng.randrange(1000), first_step_s)
+    try:
+        heat = Rounds(plan, turns, clock, rng).run(began)
+    except _Over as over:
+        return over.result
+    if heat is None:
+        cause = "other processes kept the machine too busy to compare anything"
+        return TrialResult(launch=spec.launch, status=TrialStatus.INTERRUPTED, cause=cause, exit_code=1, transient=True)
+    return TrialResult(launch=spec.launch, status=TrialStatus.COMPLETE, exit_code=0, heat=heat)
+
+
+def _entrant(name: str, row: Row, failed: Mapping[str, Row]) -> ShownEntrant:
+    if name in row.shown:
+        return row.shown[name]
+    launch = failed[name]
+    return ShownEntrant(config=launch.config, status=launch.status, cause=launch.cause, peak_bytes=launch.peak_bytes)
+
+
+class _Recorded:
+    def __init__(
+        self,
+        spec: TrialSpec,
+        plan: HeatPlan,
+        row: Row,
+        entrants: Sequence[ShownEntrant],
+        watch: Watch,
+        clock: Clock,
+        start: int,
+        first_step_s: Callable[[ShownEntrant], float],
+    ) -> None:
+        self._spec, self._plan, self._row, self._entrants = spec, plan, row, entrants
+        self._watch, self._clock, self._start, self._first_step_s = watch, clock, start, first_step_s
+        self.switch_s = 0.0
+        self.prior = PRIORS["cuda" if spec.devices[0].startswith("cuda") and plan.side == "device" else "cpu"]
+
+    def take(self, entrant: Contender) -> Turn | None:
+        recorded = self._entrants[entrant.number]
+        played = len(entrant.turns)
+        compiles = not played and self._plan.side == "device"
+        phase = Phase.COMPILE if compiles else Phase.WARMUP if self._plan.side == "loader" else Phase.MEASURE
+        self._watch.beat(Beat(phase=phase, turn=entrant.number))
+        self._sleep(self._row.between_each_s, entrant)
+        self.switch_s += self._row.between_each_s
+        if compiles and recorded.first_step_s is not None:
+            seconds = self._first_step_s(recorded)
+            self._sleep(seconds, entrant)
+            entrant.first_step_s = seconds
+        entrant.peak_bytes = recorded.peak_bytes
+        if recorded.status is not TrialStatus.COMPLETE:
+            self._fail(entrant, recorded, phase)
+            return None
+        turn = recorded.turn(0 if not played else 1 + (self._start + played - 1) % max(1, len(recorded.turns) - 1))
+        if turn is None:
+            return None
+        self._watch.beat(Beat(phase=Phase.MEASURE, turn=entrant.number, step=played + 1))
+        self._sleep(turn.seconds, entrant)
+        entrant.step_s = turn.seconds / turn.steps
+        return turn
+
+    def leave(self, entrant: Contender) -> None:
+        """Nothing is left of a recorded turn."""
+
+    def _fail(self, entrant: Contender, recorded: ShownEntrant, phase: Phase) -> None:
+        if entrant.number != 0 and is_contained(self._plan.side, self._spec.devices[0], recorded.status):
+            entrant.status, entrant.phase, entrant.cause = recorded.status, phase, recorded.cause
+            entrant.cannot_compile = recorded.cannot_compile
+            return
+        raise _Over(
+            TrialResult(
+                launch=self._spec.launch,
+                status=recorded.status,
+                phase=phase,
+                cause=recorded.cause,
+                exit_code=1,
+                turn=entrant.number,
+                cannot_compile=recorded.cannot_compile,
+            )
+        )
+
+    def _sleep(self, seconds: float, entrant: Contender) -> None:
+        while seconds > 0:
+            self._clock.sleep(min(_TICK_S, seconds))
+            seconds -= _TICK_S
+            if self._watch.overdue():
+                raise _Over(
+                    TrialResult(
+                        launch=self._spec.launch,
+                        status=self._watch.ended or TrialStatus.INTERRUPTED,
+                        phase=self._watch.phase,
+                        cause=self._watch.cause,
+                        exit_code=-9,
+                        turn=entrant.number,
+                    )
+                )

@@ -20,22 +20,18 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.report.panel import observer_for
 from autotune.base.clock import SystemClock, timestamp
 from autotune.base.errors import AutotuneError, InterruptedSearch, ResumeRefusedError, UnknownNameError, UsageError
 from autotune.base.layout import DEFAULT_STUDIES, find_daemon
 from autotune.base.observer import Observer
 from autotune.profile.store import Store
+from autotune.report.panel import observer_for
 from autotune.search import Environment, SearchResult, find_study
 from autotune.search import resume as resume_study
 from autotune.search import search as search_study
-from autotune.study.options import OPTIONS
-from autotune.study.search_option import SearchOption
-from autotune.study.typed_request import spec_of
-from autotune.search.tuning.carried import carried_argument, is_live
-from autotune.search.tuning.notebook import NotebookPanel, in_notebook
-from autotune.search.tuning.study import Study, open_study
-from autotune.search.tuning.workload_file import model_argument
+from autotune.search.tuning.study import NotebookPanel, Study, in_notebook, open_study
+from autotune.search.tuning.workload_file import carried_argument, is_live, model_argument
+from autotune.study.request import OPTIONS, SearchOption, spec_of
 
 __all__ = ["Study", "open_study", "resume", "tune"]
 
@@ -58,7 +54,8 @@ def tune(
 
     Args:
         model: what ``--model`` takes; or a module, an instance or a dictionary with the four functions of a workload
-            (`autotune.workload.contract`); or a model: a `torch.nn.Module` on the CPU, or a function or class that makes one.
+            (`autotune.workload.contract`); or a model: a `torch.nn.Module` on the CPU, or a function or class that
+            makes one.
         dataset: a data set, or a function that makes one.
         optimizer: ``optimizer(model)``, makes the optimizer.
         loss: ``loss(model, batch) -> Tensor`` of shape ``()``. Each function may take a `Context` before its other

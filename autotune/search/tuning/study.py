@@ -1,30 +1,40 @@
-"""The result of `autotune.tune`: a study to be looked at, with the profile to be applied."""
+"""A study for Python."""
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 import warnings
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.training.applied import Applied, differences_in_words
+from rich.panel import Panel
+from rich.terminal_theme import TerminalTheme
+from rich.text import Text
+
+from autotune.base.clock import Clock
 from autotune.base.errors import NoVerdictError
 from autotune.base.files import write_atomic
-from autotune.space.formatting import describe, interval_text, likely_by, rate_text, ratio_text, settings
-from autotune.knobs import KNOBS
 from autotune.base.layout import DEFAULT_STUDIES, StudyFiles
-from autotune.profile import Profile, read
 from autotune.base.records import Finding, Outcome, Standing, Trial
+from autotune.knobs import KNOBS
+from autotune.profile import Profile, read
 from autotune.report import best_so_far_line, read_material, report_on, to_html
+from autotune.report.panel import LivePanel, PanelConsole
 from autotune.search import find_study, load_outcome
 from autotune.search.study_folders import study_argument
-from autotune.study.reading import read_trials
+from autotune.space.formatting import describe, interval_text, likely_by, one_line, rate_text, ratio_text, settings
 from autotune.study.request import read_request
+from autotune.study.tables import read_trials
+from autotune.training.applied import Applied, differences_in_words
 
 if TYPE_CHECKING:
     import pandas as pd
+
+# The result of `autotune.tune`: a study to be looked at, with the profile to be applied.
 
 
 class Study:
@@ -208,3 +218,74 @@ def _row(trial: Trial, knobs: Sequence[str]) -> dict[str, Any]:
 
 def _rate(standing: Standing) -> str:
     return f"{rate_text(standing.samples_per_second, standing.ci95)} samples/s"
+
+
+# Progress of a search in a notebook: the panel of a terminal as HTML, in one output that is updated in place.
+
+#: Columns of the panel: what fits beside the prompt of a cell.
+_WIDTH = 100
+_PAGE = '<pre style="white-space: pre-wrap; line-height: 1.2">{code}</pre>'
+#: Black, red, green, yellow, blue, magenta, cyan and white, to be read on a light and on a dark page.
+_COLOURS = TerminalTheme(
+    (255, 255, 255),
+    (0, 0, 0),
+    [
+        *((96, 96, 96), (215, 80, 70), (40, 150, 70), (170, 125, 0)),
+        *((60, 130, 220), (160, 100, 220), (20, 140, 150), (128, 128, 128)),
+    ],
+)
+
+
+def in_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return getattr(shell, "kernel", None) is not None
+
+
+class NotebookPanel(LivePanel):
+    """Shows one output that is updated in place. When the search ends, its sentences stay.
+
+    Needs IPython, and none of its widgets. A front end that shows no HTML shows the same as text.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock, _console())
+        self._said: list[str] = []
+        self._output: Any = None
+
+    def says(self, sentence: str) -> None:
+        self._said.append(one_line(sentence))
+        self._show(None)
+
+    def ends(self) -> None:
+        super().ends()
+        self._show(None)
+
+    def _show(self, panel: Panel | None) -> None:
+        from IPython.display import display
+
+        with self._without_errors():
+            content = {"text/plain": self._plain(panel), "text/html": self._html(panel)}
+            if self._output is None:
+                self._output = display(content, raw=True, display_id=True)  # type: ignore[no-untyped-call, unused-ignore]
+            else:
+                self._output.update(content, raw=True)
+
+    def _html(self, panel: Panel | None) -> str:
+        said = "".join(f"<div>{escape(sentence)}</div>" for sentence in self._said)
+        if panel is None:
+            return said
+        page = _console()
+        page.print(panel)
+        return said + page.export_html(theme=_COLOURS, inline_styles=True, code_format=_PAGE)
+
+    def _plain(self, panel: Panel | None) -> str:
+        lines = list(self._said)
+        if panel is not None and isinstance(panel.renderable, Text):
+            lines.append(panel.renderable.plain)
+        return "\n".join(lines)
+
+
+def _console() -> PanelConsole:
+    # By itself, rich would show in the notebook whatever is printed.
+    return PanelConsole(file=io.StringIO(), width=_WIDTH, record=True, force_terminal=True, force_jupyter=False)

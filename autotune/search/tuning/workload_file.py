@@ -1,10 +1,4 @@
-"""A workload given as Python objects, written as a file that other processes can import.
-
-Trials run in processes of their own, and the parent never runs the workload. Functions and classes of a script or a
-notebook are therefore written to a file as source, with the imports, constants and other definitions that they use.
-What an importable module defines is imported from there. Live objects that they use (an open file, a tensor in a
-global variable) are refused; a model and a data set that are live themselves are copied (`autotune.search.tuning.carried`).
-"""
+"""A workload written as a file."""
 
 from __future__ import annotations
 
@@ -13,24 +7,197 @@ import builtins
 import cmath
 import dataclasses
 import hashlib
+import inspect
+import io
+import linecache
 import re
+import symtable
 import sys
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path, PurePath
-from types import FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 from autotune.base.errors import UsageError
 from autotune.base.files import write_atomic
 from autotune.base.layout import workload_source
-from autotune.search.tuning.source import Definition, attribute_chains, definition_of
 from autotune.workload.contract import CONSTANTS, OPTIONAL, REQUIRED, takes_context
+
+# The source of functions and classes: where it is found, and which names it uses.
+
+#: Scopes that run when the scope around them does, unlike functions.
+_AT_ONCE = {"listcomp", "setcomp", "dictcomp", "genexpr"}
+
+
+@dataclass(frozen=True)
+class Definition:
+    """One function or class as source.
+
+    Attributes:
+        text: its source, without indentation, with its decorators.
+        names: the global names that it uses; early: those of them that are needed when it is defined.
+        globals: the namespace in which it was defined.
+        future: it was compiled with ``from __future__ import annotations``.
+    """
+
+    text: str
+    names: frozenset[str]
+    early: frozenset[str]
+    globals: Mapping[str, Any]
+    future: bool
+
+
+def definition_of(value: FunctionType | type, called: str) -> Definition:
+    """Find the source of a function or class.
+
+    Args:
+        called: its name in error messages.
+
+    Raises:
+        UsageError: it is a lambda, uses variables of a function around it, or its source cannot be found.
+    """
+    functions = [f for f in ([value] if isinstance(value, FunctionType) else vars(value).values()) if _is_function(f)]
+    functions = [inspect.unwrap(function) for function in functions]
+    for function in functions:
+        outer = [name for name in function.__code__.co_freevars if name != "__class__"]
+        if outer:
+            raise UsageError(
+                f"{called} uses {', '.join(outer)} of the function around it, which other processes do not have",
+                advice="define it at the top level, and make what it needs inside it.",
+            )
+    if isinstance(value, FunctionType):
+        text = _function_source(functions[0], called)
+        namespace: Mapping[str, Any] = functions[0].__globals__
+    else:
+        text = _class_source(value, functions, called)
+        namespace = vars(sys.modules[value.__module__])
+    names, early = _names(text)
+    future = any(f.__code__.co_flags & annotations.compiler_flag for f in functions)
+    return Definition(text, frozenset(names), frozenset(early), namespace, future)
+
+
+def attribute_chains(text: str) -> Iterator[str]:
+    """Yield what the source says with dots, as in ``package.module.name``, and all beginnings of it with a dot."""
+    for node in ast.walk(ast.parse(text)):
+        parts: list[str] = []
+        part: ast.AST = node
+        while isinstance(part, ast.Attribute):
+            parts.insert(0, part.attr)
+            part = part.value
+        if parts and isinstance(part, ast.Name):
+            yield ".".join([part.id, *parts])
+
+
+def _is_function(found: object) -> bool:
+    return isinstance(inspect.unwrap(found), FunctionType) if callable(found) else False
+
+
+def _function_source(function: FunctionType, called: str) -> str:
+    if function.__name__ == "<lambda>":
+        raise UsageError(f"{called} is a lambda, whose source cannot be told apart", advice="write it with def.")
+    try:
+        text = textwrap.dedent(inspect.getsource(function))
+        codes = list(_codes(compile(text, "<workload>", "exec", dont_inherit=True)))
+    except (OSError, TypeError, SyntaxError) as error:
+        raise _no_source(called) from error
+    if not any(_outline(code) == _outline(function.__code__) for code in codes):
+        raise UsageError(f"the source of {called} has changed since it was defined", advice="define it again.")
+    return text
+
+
+def _class_source(value: type, functions: list[FunctionType], called: str) -> str:
+    # A notebook's classes have no file that inspect could find, but their methods know the cell.
+    for function in functions:
+        lines = linecache.getlines(function.__code__.co_filename)
+        try:
+            tree = ast.parse("".join(lines))
+        except SyntaxError:
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and node.name == value.__name__:
+                first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+                if first <= function.__code__.co_firstlineno <= (node.end_lineno or 0):
+                    return textwrap.dedent("".join(lines[first - 1 : node.end_lineno]))
+    try:
+        return _in_cells(value) or textwrap.dedent(inspect.getsource(value))
+    except (OSError, TypeError) as error:
+        raise _no_source(called) from error
+
+
+def _in_cells(value: type) -> str | None:
+    """Return the source of a class without methods of its own, such as a dataclass, from the last cell that defined it.
+
+    IPython keeps the cells that have run in a list called ``In``.
+    """
+    cells = getattr(sys.modules[value.__module__], "In", []) if value.__module__ == "__main__" else []
+    for cell in reversed(cells if isinstance(cells, list) else []):
+        try:
+            nodes = ast.parse(cell).body
+        except (SyntaxError, TypeError, ValueError):
+            continue
+        for node in nodes:
+            if isinstance(node, ast.ClassDef) and node.name == value.__name__:
+                first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+                return "\n".join(cell.split("\n")[first - 1 : node.end_lineno])
+    return None
+
+
+def _no_source(called: str) -> UsageError:
+    return UsageError(
+        f"the source of {called} cannot be found, so other processes cannot have it",
+        advice="define it in a notebook's cell or in a file.",
+    )
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _outline(code: CodeType) -> tuple[Any, ...]:
+    """Return what stays equal if a function is compiled alone. Its bytecode depends on the imports around it."""
+    plain = [repr(constant) for constant in code.co_consts if not isinstance(constant, CodeType | frozenset)]
+    return code.co_name, code.co_names, code.co_varnames, plain
+
+
+def _names(text: str) -> tuple[set[str], set[str]]:
+    """Return the global names that a definition uses, and those that it needs when it is defined."""
+    used: set[str] = set()
+    early: set[str] = set()
+
+    def walk(table: symtable.SymbolTable, at_once: bool) -> None:
+        top = table.get_type() == "module"
+        for symbol in table.get_symbols():
+            if symbol.is_referenced() and (top or symbol.is_global()):
+                used.add(symbol.get_name())
+                if at_once:
+                    early.add(symbol.get_name())
+        for inner in table.get_children():
+            walk(inner, at_once and (inner.get_type() != "function" or inner.get_name() in _AT_ONCE))
+
+    walk(symtable.symtable(text, "<workload>", "exec"), at_once=True)
+    return used, early
+
+
+# A workload given as Python objects, written as a file that other processes can import.
+#
+# Trials run in processes of their own, and the parent never runs the workload. Functions and classes of a script or a
+# notebook are therefore written to a file as source, with the imports, constants and other definitions that they use.
+# What an importable module defines is imported from there. Live objects that they use (an open file, a tensor in a
+# global variable) are refused; a model and a data set that are live themselves are copied
+# (`autotune.search.tuning.workload_file`).
+
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 HEAD = '''\
 """Written by autotune.tune. The processes of a search import it, and so does resuming the study: leave it here."""
 '''
-_MAKE_IT_THERE = "make it inside the function that uses it, or in a module that both import."
+_MAKE_IT_INSIDE = "make it inside the function that uses it, or in a module that both import."
 _OBJECT = "_workload"
 
 
@@ -236,7 +403,8 @@ class _Writer:
             return f"{kind.__name__}({inner})"
         what = f"{name!r}, " if name else ""
         raise UsageError(
-            f"{user} uses {what}{_shown(value)}, which other processes cannot be given", advice=_MAKE_IT_THERE
+            f"{user} uses {what}{_shown(value)}, which other processes cannot be given",
+            advice=_MAKE_IT_INSIDE,
         )
 
     def _in_order(self) -> list[str]:
@@ -296,3 +464,171 @@ def _is_users(folder: str) -> bool:
 def _shown(value: object) -> str:
     text = repr(value) if isinstance(value, _PLAIN) else f"a {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:59]}…"
+
+
+# A workload given as objects of a script or notebook: a model and a data set, and functions of any kind.
+#
+# They are pickled by value (cloudpickle), classes of a notebook's cells included, and trials train copies of them. What
+# cannot be copied so is refused with the attribute that holds it.
+
+#: How deep in a part the attribute is looked for that cannot be copied.
+_DEEPEST = 6
+_GIVE_A_FUNCTION = "make it where it is used, or give a function that makes the whole: dataset() or model()."
+
+
+def is_live(name: str, part: object) -> bool:
+    """Return whether a part of a workload is what its function would return, and not the function."""
+    if isinstance(part, type | FunctionType | str | bytes):
+        return False
+    return _is_module(part) or (
+        name == "dataset" and any(hasattr(part, method) for method in ("__getitem__", "__iter__"))
+    )
+
+
+def carried_argument(parts: Mapping[str, Any], studies: Path) -> str:
+    """Pickle the four parts of a workload beside a file that loads them; return the file, as ``--model`` takes it.
+
+    Args:
+        parts: by the names of the four functions. Those of which `is_live` says so are returned by the functions.
+        studies: the folder of studies; the files are put into a hidden folder there.
+
+    Raises:
+        UsageError: a part cannot be copied into other processes.
+        MachineError: the files cannot be written.
+    """
+    objects = tuple(name for name in REQUIRED if is_live(name, parts[name]))
+    for name, part in parts.items():
+        _check(name, part, live=name in objects)
+    contents = {name: _pickled(name, parts[name], parts["model"]) for name in REQUIRED}
+    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    text = _text(hashes, objects)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    model = parts["model"]
+    named = model if isinstance(model, type | FunctionType) else type(model)
+    path = workload_source(studies.absolute(), digest, stem_for(named.__name__))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        write_atomic(path.parent / f"{name}.pickle", content)
+    write_atomic(path, text)
+    return str(path)
+
+
+def _check(name: str, part: object, *, live: bool) -> None:
+    given = type(part).__name__
+    if _is("utils.data.DataLoader", part):
+        raise UsageError("dataset is a loader, and each trial makes its own", advice="give the data set in it.")
+    if name in ("optimizer", "loss") and (live or not callable(part)):
+        raise UsageError(
+            f"{name} must be a function, not a {given}",
+            advice="trials make their own: give optimizer(model), and loss(model, batch).",
+        )
+    if not live and not callable(part):
+        raise UsageError(f"{name} must be given itself, or as a function that makes it, not as a {given}")
+
+
+def _text(hashes: Mapping[str, str], objects: tuple[str, ...]) -> str:
+    folders = users_folders()
+    lines = [
+        HEAD,
+        "from pathlib import Path",
+        "",
+        *(["import sys", "", f"sys.path[:0] = {folders!r}", ""] if folders else []),
+        "from autotune.workload.carrying import Carried",
+        "",
+        # The hashes make other objects another workload.
+        f"_parts = Carried(Path(__file__).parent, {dict(hashes)!r}, {objects!r})",
+        *(f"{name} = _parts.part({name!r})" for name in REQUIRED),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _pickled(name: str, part: object, model: object) -> bytes:
+    of_function = None if name in ("model", "dataset") else model
+    try:
+        return _dumps(part, of_function)
+    except Exception as error:
+        path, why = _culprit(name, part, error, of_function)
+        if isinstance(why, _Refused):
+            raise UsageError(f"{path} {why}", advice=why.advice) from None
+        raise UsageError(f"{path} cannot be copied into other processes: {why}", advice=_GIVE_A_FUNCTION) from None
+
+
+class _Refused(Exception):
+    """What could be pickled, but would not be the same training."""
+
+    def __init__(self, reason: str, advice: str) -> None:
+        super().__init__(reason)
+        self.advice = advice
+
+
+def _dumps(value: object, model: object | None) -> bytes:
+    """Pickle by value.
+
+    Args:
+        model: of a workload whose function is pickled, which must have it from its argument.
+    """
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, found: Any) -> Any:
+            if _is("Tensor", found) and found.device.type != "cpu":
+                advice = "move it to the CPU: trials need the memory of the card, and move their own copies there."
+                raise _Refused(f"is on the device {found.device}", advice)
+            if isinstance(found, io.IOBase) and not isinstance(found, io.StringIO | io.BytesIO):
+                raise _Refused("is an open file, which other processes do not have", _GIVE_A_FUNCTION)
+            if model is not None and _is_module(found):
+                if found is model:
+                    advice = "let the function use its argument."
+                    raise _Refused("is the model itself, of which trials train copies", advice)
+                if any(True for _ in found.parameters()):
+                    advice = "make it a part of the model, which is the argument."
+                    raise _Refused("has parameters, of which each function would have a copy", advice)
+            return super().reducer_override(found)
+
+    buffer = io.BytesIO()
+    Pickler(buffer).dump(value)
+    return buffer.getvalue()
+
+
+def _culprit(path: str, value: object, error: Exception, model: object | None) -> tuple[str, Exception]:
+    """Return the innermost attribute that cannot be pickled, as ``dataset.file``, and the error that it gives."""
+    for _ in range(_DEEPEST):
+        for step, inner in _inside(value):
+            try:
+                _dumps(inner, model)
+            except Exception as deeper:
+                path, value, error = f"{path}{step}", inner, deeper
+                break
+        else:
+            break
+    return path, error
+
+
+def _inside(value: object) -> Iterator[tuple[str, object]]:
+    """Yield what an object holds, with how it is written behind the object."""
+    if isinstance(value, FunctionType):
+        names = value.__code__.co_names
+        yield from ((f" uses {n!r}, which", value.__globals__[n]) for n in names if n in value.__globals__)
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            yield f" uses {name!r}, which", cell.cell_contents
+    elif _is_module(value):
+        module: Any = value
+        yield from ((f".{n}", v) for n, v in (*module.named_parameters(), *module.named_buffers()))
+        yield from ((f".{n}", v) for n, v in vars(module).items() if n not in ("_parameters", "_buffers", "_modules"))
+        yield from ((f".{n}", v) for n, v in module.named_children())
+    elif isinstance(value, Mapping):
+        yield from ((f"[{key!r}]", inner) for key, inner in value.items())
+    elif isinstance(value, list | tuple):
+        yield from ((f"[{index}]", inner) for index, inner in enumerate(value))
+    else:
+        yield from ((f".{name}", inner) for name, inner in getattr(value, "__dict__", {}).items())
+
+
+def _is_module(value: object) -> bool:
+    return _is("nn.Module", value)
+
+
+def _is(kind: str, value: object) -> bool:
+    # Whoever has one has imported torch; nobody else needs it for this.
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, attrgetter(kind)(torch))

@@ -11,16 +11,15 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from autotune.base.records import Config, KnobPart, Value
 from autotune.knobs import KNOBS
 from autotune.knobs.compile_mode import compiles
+from autotune.knobs.knob import UNKNOWN
 from autotune.knobs.num_workers import workers_of
-from autotune.knobs.terms import UNKNOWN
-from autotune.base.records import Config, KnobPart, Value
 from autotune.samplers import WARM_COMPILE, cold_compiles, graph
 from autotune.samplers.auto.rates import MOSTLY_DEVICE
+from autotune.search.verify.race import Entrant, Race, expected_s, wait_fraction
 from autotune.space import Space, canonical, key
-from autotune.search.verify.entrant import Entrant, wait_fraction
-from autotune.search.verify.race import Race, expected_s
 
 _MAX_ROUNDS = 4
 #: Name of the heat, and the number of steps or turns that a variant is expected to take in it.

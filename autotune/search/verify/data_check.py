@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Sequence
 
 from autotune import stats
-from autotune.knobs.persistent_workers import KNOB as PERSISTENT
 from autotune.base.records import (
     CheckPlan,
     Config,
@@ -17,10 +16,11 @@ from autotune.base.records import (
     TrialResult,
     Value,
 )
-from autotune.space import canonical, is_loaders, key, loads_as
-from autotune.search.verify.entrant import Entrant, ended_from_outside
+from autotune.knobs.persistent_workers import KNOB as PERSISTENT
 from autotune.search.verify.final import Final
+from autotune.search.verify.race import Entrant, ended_from_outside
 from autotune.search.verify.train_check import checked
+from autotune.space import canonical, is_loaders, key, loads_as
 
 #: Seconds of such a launch beyond its start, as a first guess.
 TAKES_S = 5.0

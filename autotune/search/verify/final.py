@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from autotune.base.errors import InterruptedSearch
 from autotune.base.observer import Observer
 from autotune.base.records import EAGER_FP32, Deliveries
-from autotune.space.requirements import ANYTHING, Requirements
-from autotune.workload.scoring import Scorer
 from autotune.space import Space
+from autotune.space.requirements import ANYTHING, Requirements
 from autotune.study.budget import SEARCH_SHARE
 from autotune.study.launches import Launches
+from autotune.workload.scoring import Scorer
 
 
 @dataclass(frozen=True)

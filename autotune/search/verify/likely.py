@@ -15,19 +15,27 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 from autotune import stats
-from autotune.space.formatting import count
-from autotune.knobs.num_workers import workers_of
 from autotune.base.records import Heat, HoldVerdict, Standing, StudyHeat, Trial, TrialStatus
+from autotune.knobs.num_workers import workers_of
 from autotune.samplers.auto.rates import MOSTLY_DEVICE
-from autotune.space import Lessons, Space, device_part, key, loads_as
-from autotune.study.complete import is_device_bound
 from autotune.search.verify.ablation import FEW_WAITS
-from autotune.search.verify.comparison import LEAST_LAUNCHES, Comparison, shared_rounds
+from autotune.search.verify.ceilings import HEADROOM
 from autotune.search.verify.data_check import takes_s
-from autotune.search.verify.entrant import Entrant, entrant, rate_of, standing, wait_fraction
-from autotune.search.verify.hold import HEADROOM
-from autotune.search.verify.proof import Contest, Proof, ceiling_s
+from autotune.search.verify.race import (
+    LEAST_LAUNCHES,
+    Comparison,
+    Entrant,
+    entrant,
+    rate_of,
+    shared_rounds,
+    standing,
+    wait_fraction,
+)
 from autotune.search.verify.train_check import need_s
+from autotune.search.verify.winner import Contest, Proof, ceiling_s
+from autotune.space import Lessons, Space, device_part, key, loads_as
+from autotune.space.formatting import count
+from autotune.study.agenda import is_device_bound
 
 #: Standard deviation of what a heat tells of a training beside what launches of it tell. In 20 configurations of
 #: ResNet-18 the mean difference was 0.7 %, known to ± 1 %.

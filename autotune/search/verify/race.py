@@ -1,24 +1,412 @@
-"""The race: baseline and finalists launched again in turns, until the ratios are known well enough or time is up.
-
-The winner of a search was picked because it looked best, so its own figure is too good on average (the winner's curse).
-The figures of record come from new launches (or from the search's own where there was nobody to pick from, see
-`Race.adopt`), in an order that spreads the machine's drift evenly: A B C, C B A, and so
-on. An entrant that is surely slower than the leader drops out after two rounds, so that the remaining launches go to
-undecided ones (racing: Maron & Moore, "Hoeffding races", NIPS 1994; Birattari et al., "A racing algorithm for
-configuring metaheuristics", GECCO 2002).
-"""
+"""The race against the baseline."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, mean, median, stdev
+from types import MappingProxyType
 
 from autotune import stats
-from autotune.space.formatting import one_line, percent_text, rate_text
-from autotune.base.records import LaunchKind, TrialResult, TrialStatus
-from autotune.study.plans import proof_plan_for
-from autotune.search.verify.comparison import LEAST_LAUNCHES, Comparison, shared_rounds
-from autotune.search.verify.entrant import Entrant, ended_from_outside, next_s
+from autotune.base.errors import AutotuneError, MachineError
+from autotune.base.records import LaunchKind, Measurement, Standing, Trial, TrialResult, TrialStatus, Value
+from autotune.samplers import WARM_COMPILE, graph
 from autotune.search.verify.final import Final
+from autotune.space import Space, key
+from autotune.space.formatting import is_known, one_line, percent_text, rate_text, unmet_text
+from autotune.space.requirements import ANYTHING, Requirements
+from autotune.study.launches import proof_plan_for
+from autotune.workload.scoring import Scorer
+
+# The entrants of the race, which are the finalists and the baseline, and what is known of each.
+
+#: Number of best trials that are launched again in any case.
+TOP = 3
+#: With more entrants, there would be too few launches of each.
+MOST = 6
+
+
+@dataclass
+class Entrant:
+    """One configuration in the race.
+
+    Attributes:
+        trial: the search's trial; for a configuration made by the ablation, the winner's trial.
+        rounds: the measurement in each round; ``None`` if it was not launched or not measured.
+        out: why it dropped out of the race, if it did.
+        label: distinguishes a configuration made by the ablation from the trial's own (``without precision``).
+        expected_s: expected duration of the next launch.
+    """
+
+    config: dict[str, Value]
+    trial: Trial
+    rounds: list[Measurement | None] = field(default_factory=list)
+    out: str | None = None
+    expected_s: float = 0.0
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """Name that is unique in the race, and the same on a resume."""
+        label = self.label.replace("workload.", "own-").replace(" ", "-")
+        return "-".join(filter(None, (f"{self.trial.number:05d}", label)))
+
+    @property
+    def title(self) -> str:
+        """Name for people."""
+        return f"trial {self.trial.number} {self.label}".rstrip()
+
+    @property
+    def again(self) -> list[Measurement]:
+        """Measurements of the race."""
+        return [m for m in self.rounds if m is not None]
+
+    @property
+    def launches(self) -> list[Measurement]:
+        """All measurements of this configuration. They show its noise; for the rate, only those of the race count."""
+        own = None if self.label else self.trial.result.measurement
+        if self.rounds and self.rounds[0] is own:
+            own = None
+        return [*([own] if own is not None else []), *self.again]
+
+    @property
+    def seen(self) -> list[Measurement]:
+        """Measurements of the race, or else the trial's own."""
+        own = self.trial.result.measurement
+        return self.again or ([own] if own is not None else [])
+
+
+def entrant(trial: Trial) -> Entrant:
+    """Make an entrant from a complete trial."""
+    return Entrant(config=trial.config, trial=trial, expected_s=next_s(trial.result))
+
+
+def next_s(result: TrialResult) -> float:
+    """Estimate the duration of the next launch; the compiler's cache is warm by then."""
+    seen = result.measurement
+    saved_s = (1 - WARM_COMPILE) * seen.compile_s if seen is not None and seen.compile_cache_warm is False else 0.0
+    return result.wall_s - saved_s
+
+
+def wait_fraction(measurements: Iterable[Measurement]) -> float | None:
+    """Return the fraction of a step spent waiting for the loader, the median of what is known; ``None`` if nothing
+    is."""
+    known = [m.loader_wait_fraction for m in measurements if m.loader_wait_fraction is not None]
+    return median(known) if known else None
+
+
+def ended_from_outside(result: TrialResult) -> bool:
+    """Return whether a launch says nothing about its configuration: something else ended it, or the machine failed
+    (full disk, lost store)."""
+    faults = (MachineError.exit_code, AutotuneError.exit_code)
+    return result.status in (TrialStatus.INTERRUPTED, TrialStatus.KILLED) or result.error_code in faults
+
+
+def finalists(
+    space: Space, complete: Sequence[Trial], noise: stats.LaunchNoise, leanest: Sequence[Trial] = ()
+) -> list[Trial]:
+    """Return the trials to launch again, most promising first and without the baseline.
+
+    These are the best three, all within noise of the best, and the best two at the user's own batch size. Where the
+    card's clock was lower than the best's, that may be what made the difference, too.
+
+    Args:
+        complete: complete trials, most promising first.
+        leanest: those among which an objective chooses that is not the rate, best first.
+        noise: noise of one launch. Launches of equals differ by less than its sd times √2 · t in 19 of 20 cases.
+    """
+    others = [t for t in complete if key(t.config) != key(space.baseline)]
+    if not others:
+        return []
+    best = others[0]
+    reach = 2**0.5 * stats.t_quantile(round(noise.degrees)) * noise.sd
+    near = [t for t in others if (t.rate_per_s or 0.0) >= (best.rate_per_s or 0.0) * (1 - reach) * _clocks(t, best)]
+    same = [t for t in others if space.same_training(t.config)]
+    lean = [t for t in leanest if key(t.config) != key(space.baseline)]
+    chosen = [*others[:1], *lean[:2], *same[:1], *others[:TOP], *same[1:2], *near]
+    return list({t.number: t for t in chosen}.values())[:MOST]
+
+
+def _clocks(one: Trial, other: Trial) -> float:
+    mine, theirs = (None if m is None else m.sm_clock_mhz for m in (one.result.measurement, other.result.measurement))
+    return stats.clocks_allow(mine, theirs)
+
+
+def peak_bytes(measurements: Iterable[Measurement]) -> int | None:
+    """Return the largest peak of device memory."""
+    known = [m.peak_bytes for m in measurements if m.peak_bytes is not None]
+    return max(known, default=None)
+
+
+def clock_mhz(measurements: Sequence[Measurement]) -> float | None:
+    """Return the mean of the card's SM clock over these launches; ``None`` if it is not known for every launch."""
+    seen = [m.sm_clock_mhz for m in measurements]
+    return fmean(clock for clock in seen if clock) if seen and all(seen) else None
+
+
+def widened(noise: stats.LaunchNoise, measurements: Sequence[Measurement]) -> stats.LaunchNoise:
+    """Return the noise, raised to at least the uncertainty within the measurements' own windows."""
+    own = [m.relative_se for m in measurements if m.relative_se is not None]
+    sd = math.sqrt(mean(se**2 for se in own)) if own else 0.0
+    return stats.LaunchNoise(sd, noise.degrees, False) if stats.outdone(noise, sd) else noise
+
+
+def rate_of(measurement: Measurement) -> stats.Rate:
+    """Return a measurement's rate with its interval."""
+    return stats.Rate(
+        measurement.samples_per_s,
+        *measurement.ci95_per_s,
+        relative_se=measurement.relative_se,
+        degrees=measurement.degrees,
+    )
+
+
+def _score(entrant: Entrant, scorer: Scorer, compile_s: float) -> float:
+    """Return the mean score of the race's launches that have one, or else that of the search's own launch.
+
+    Raises:
+        UnscoredError: the objective lacks a figure of each.
+    """
+    own = entrant.trial.result.measurement
+    for measurements in (entrant.seen, [own] if own is not None else []):
+        cold = [m.model_copy(update={"compile_s": compile_s}) for m in measurements]
+        known = [score for m in cold if (score := scorer.known(m)) is not None]
+        if known:
+            return mean(known)
+    return scorer.score(entrant.seen[0])
+
+
+def standing(
+    entrant: Entrant, rate: stats.Rate, ratio: tuple[float, float, float], scorer: Scorer, compile_s: float
+) -> Standing:
+    """Return an entrant's figures of record.
+
+    Args:
+        compile_s: compile time with a cold cache, as in the user's training.
+
+    Raises:
+        UnscoredError: the objective lacks a figure of each of its launches.
+    """
+    measurements = entrant.seen
+    turns = [m.epoch_turn_s for m in measurements if m.epoch_turn_s is not None]
+    host = [m.host_memory_bytes for m in measurements if m.host_memory_bytes is not None]
+    return Standing(
+        config=entrant.config,
+        trial=entrant.trial.number,
+        launches=len(measurements),
+        verified=bool(entrant.again),
+        samples_per_second=rate.per_s,
+        ci95=(rate.low_per_s, rate.high_per_s),
+        speedup=ratio[0],
+        speedup_ci95=ratio[1:],
+        score=_score(entrant, scorer, compile_s),
+        peak_memory_bytes=peak_bytes(measurements),
+        host_memory_bytes=max(host, default=None),
+        compile_s=compile_s,
+        startup_s=median(m.startup_s for m in measurements),
+        epoch_turn_s=median(turns) if turns else None,
+        # Where no loader was seen, nothing tells how long a step waits for its batch.
+        loader_wait_fraction=None if measurements[0].counts == "steps" else wait_fraction(measurements),
+    )
+
+
+# Compares the entrants of a race: rates, ratios with intervals, and possible winners. Launches nothing.
+
+#: One launch of each does not show how much launches differ, so it proves nothing.
+LEAST_LAUNCHES = 2
+
+
+def shared_rounds(one: Entrant, other: Entrant) -> int:
+    """Return the number of rounds in which both were measured."""
+    return len(_shared(one, other))
+
+
+def _shared(one: Entrant, other: Entrant) -> list[tuple[Measurement, Measurement]]:
+    pairs = zip(one.rounds, other.rounds, strict=False)
+    return [(a, b) for a, b in pairs if a is not None and b is not None]
+
+
+class Comparison:
+    """Ratios between the entrants of a race, from the rounds they share.
+
+    Two entrants can be compared only if they ran in the same rounds, directly or through others (`in_turns`). Launches
+    of different moments cannot: the machine may have been another one then.
+
+    Args:
+        entrants: the first is the baseline.
+        prior: noise of one launch before there are repeats.
+        by_rate: the search is for the rate itself, so the intervals of rates determine the winner.
+        required: what the winner must meet.
+        compiled_s: seconds of compiling with a cold cache, by graph, as the search has seen it.
+    """
+
+    def __init__(
+        self,
+        entrants: Sequence[Entrant],
+        *,
+        prior: stats.LaunchNoise,
+        scorer: Scorer,
+        by_rate: bool,
+        required: Requirements = ANYTHING,
+        compiled_s: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
+        self._entrants = entrants
+        self._compiled_s = compiled_s
+        self._scorer = scorer
+        self._by_rate = by_rate
+        self._required = required
+        rounds = max((len(e.rounds) for e in entrants), default=0)
+        self._rows = {e.name: [*_rates(e), *[None] * (rounds - len(e.rounds))] for e in entrants if e.again}
+        # Two rounds show little of their noise, and the prior may be far off (virtual cores vary by 10 % from launch to
+        # launch), so the search's launches of the same configurations are taken into account.
+        repeats = [[rate_of(m) for m in e.launches] for e in entrants if e.again]
+        known = stats.launch_noise(repeats, prior=prior)
+        prior = widened(known, [m for e in entrants for m in e.again])
+        self._rounds = stats.compare_rounds(self._rows, prior=prior) if len(self._rows) > 1 else None
+        self._prior = prior
+
+    @property
+    def noise(self) -> stats.LaunchNoise:
+        """Noise of one launch: estimated from the rounds, or the prior if there are too few."""
+        return self._rounds.noise if self._rounds else self._prior
+
+    @property
+    def baseline(self) -> Entrant:
+        return self._entrants[0]
+
+    def in_turns(self, one: Entrant, other: Entrant) -> bool:
+        """Return whether two entrants were launched in turns, so that their ratio is known."""
+        if one is other:
+            return True
+        both = one.name in self._rows and other.name in self._rows
+        return both and self._rounds is not None and self._rounds.fit.difference(one.name, other.name) is not None
+
+    def contenders(self) -> list[Entrant]:
+        """Return the entrants that can win: the baseline, and those launched in turns with it.
+
+        The search's own figures do not count. They are too good on average, and from other moments.
+        """
+        return [e for e in self._entrants if e.out is None and self.in_turns(e, self.baseline)]
+
+    def rivals(self, one: Entrant) -> int:
+        """Return among how many an entrant was chosen: all contenders but the baseline, and of those that the ablation
+        made to learn what a knob gives only itself. They were candidates for nothing."""
+        return sum(e is one or not e.label for e in self.contenders() if e is not self.baseline)
+
+    def rate(self, one: Entrant) -> stats.Rate:
+        if self._rounds and one.name in self._rows:
+            return self._rounds.rate(one.name)
+        return stats.mean_rate([rate_of(m) for m in one.seen], self.noise)
+
+    def ratio(self, one: Entrant, other: Entrant) -> tuple[float, float, float]:
+        """Return the rate of one entrant divided by that of another, with its 95 % interval.
+
+        If the card's clocks differed, the interval accounts for it.
+
+        Raises:
+            ValueError: they were not launched in turns.
+        """
+        if one is other:
+            return 1.0, 1.0, 1.0
+        if self._rounds is None or not self.in_turns(one, other):
+            raise ValueError(f"{one.name} and {other.name} were not launched in turns")
+        found = self._rounds.ratio(one.name, other.name)
+        shared = _shared(one, other)
+        mine, theirs = clock_mhz([a for a, _ in shared]), clock_mhz([b for _, b in shared])
+        return found if mine is None or theirs is None else stats.at_equal_clocks(found, mine / theirs)
+
+    def unmet(self, one: Entrant) -> str | None:
+        """Return what an entrant does not meet of what is required, as a clause; ``None`` if it meets everything."""
+        return unmet_text(self._required, self._as_trained(one)) if self._required else None
+
+    def beats_baseline(self, one: Entrant, among: int) -> bool:
+        """Return whether an entrant is better than what the user runs today: shown to be faster, or it meets what is
+        required, and the baseline does not."""
+        if self.unmet(self.baseline) is not None:
+            return self.unmet(one) is None
+        return self.shown_faster(one, among)
+
+    def shown_faster(self, one: Entrant, among: int) -> bool:
+        """Return whether an entrant is faster than the baseline, being one of ``among`` that may all seem so by luck.
+
+        In 19 of 20 races no entrant is wrongly called faster (Bonferroni's inequality; O. J. Dunn, "Multiple
+        comparisons among means", JASA 56, 1961). The interval of a single ratio is narrower than the one used here.
+        """
+        if shared_rounds(one, self.baseline) < LEAST_LAUNCHES:
+            return False
+        if not self._by_rate:
+            return self._scores_higher(one, among)
+        ratio, low, high = self.ratio(one, self.baseline)
+        if not is_known((low, high)):
+            return False
+        degrees = max(1.0, self.noise.degrees)
+        wider = stats.t_quantile(degrees, 1 - 0.025 / max(1, among)) / stats.t_quantile(degrees)
+        return math.log(ratio) > wider * math.log(ratio / low)
+
+    def _scores_higher(self, one: Entrant, among: int) -> bool:
+        """Return whether an entrant's score is higher than the baseline's, by Student's paired test over the rounds.
+
+        A score may be negative, so it is not compared by its logarithm as rates are.
+        """
+        pairs = zip(self._scores(one), self._scores(self.baseline), strict=False)
+        gains = [a - b for a, b in pairs if a is not None and b is not None]
+        if len(gains) < LEAST_LAUNCHES:
+            return False
+        error = stdev(gains) / math.sqrt(len(gains))
+        return fmean(gains) > error * stats.t_quantile(len(gains) - 1, 1 - 0.025 / max(1, among))
+
+    def _scores(self, one: Entrant) -> list[float | None]:
+        """Return an entrant's score in each round, with the compile time of a cold cache."""
+        return [None if m is None else self._scorer.known(self._cold(one, m)) for m in one.rounds]
+
+    def _as_trained(self, one: Entrant) -> list[Measurement]:
+        """Return an entrant's measurements with the compile time of a cold cache, as in the user's training."""
+        return [self._cold(one, m) for m in one.seen]
+
+    def _cold(self, one: Entrant, measurement: Measurement) -> Measurement:
+        return measurement.model_copy(update={"compile_s": self.compile_s(one)})
+
+    def score(self, one: Entrant) -> float:
+        """Return the mean score over an entrant's launches, each with the compile time of a cold cache."""
+        return self.standing(one).score
+
+    def leader(self, group: Sequence[Entrant]) -> Entrant:
+        """Return the best of a group by the objective, or if that is the rate, by the ratio to the baseline.
+
+        The machine's drift cancels in the ratio: entrants that dropped out early ran in other rounds than the rest.
+        """
+        if self._by_rate:
+            return max(group, key=lambda e: self.ratio(e, self.baseline)[0])
+        return max(group, key=self.score)
+
+    def standing(self, one: Entrant) -> Standing:
+        """Return an entrant's figures of record.
+
+        Raises:
+            ValueError: it was not launched in turns with the baseline.
+        """
+        return standing(one, self.rate(one), self.ratio(one, self.baseline), self._scorer, self.compile_s(one))
+
+    def compile_s(self, one: Entrant) -> float:
+        """Return the compile time with a cold cache, in seconds."""
+        first = one.trial.result.measurement
+        cold_s = first.compile_s if first is not None and key(one.trial.config) == key(one.config) else 0.0
+        return max([cold_s, self._compiled_s.get(graph(one.config), 0.0), *(m.compile_s for m in one.seen)])
+
+
+def _rates(one: Entrant) -> list[float | None]:
+    return [None if m is None else m.samples_per_s for m in one.rounds]
+
+
+# The race: baseline and finalists launched again in turns, until the ratios are known well enough or time is up.
+#
+# The winner of a search was picked because it looked best, so its own figure is too good on average (the winner's
+# curse). The figures of record come from new launches (or from the search's own where there was nobody to pick from,
+# see `Race.adopt`), in an order that spreads the machine's drift evenly: A B C, C B A, and so on. An entrant that is
+# surely slower than the leader drops out after two rounds, so that the remaining launches go to undecided ones (racing:
+# Maron & Moore, "Hoeffding races", NIPS 1994; Birattari et al., "A racing algorithm for configuring metaheuristics",
+# GECCO 2002).
 
 #: Target for half the width of the ratio's 95 % interval, by kind of device.
 TARGETS = {"cpu": 0.03, "cuda": 0.01}

@@ -1,17 +1,44 @@
-"""Chooses the winner: the baseline unless something is shown to be faster, then the simplest of the unbeaten ones, then
-the same without the knobs of no use."""
+"""The proof of a search, and the choice of its winner."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-from autotune.base.records import KnobPart, Value
-from autotune.space import key, simplicity
-from autotune.search.verify.ablation import set_back
-from autotune.search.verify.comparison import LEAST_LAUNCHES, Comparison, shared_rounds
-from autotune.search.verify.entrant import Entrant, peak_bytes
+from autotune import stats
+from autotune.base.records import (
+    Bottleneck,
+    Config,
+    DataVerdict,
+    HoldVerdict,
+    KnobPart,
+    Standing,
+    TrainVerdict,
+    Trial,
+    Value,
+)
+from autotune.knobs import KNOBS
+from autotune.search.verify.ablation import ablate, set_back
+from autotune.search.verify.ceilings import bottlenecks, check_holding, reads_apart
+from autotune.search.verify.data_check import check_data, not_compared, takes_s
 from autotune.search.verify.final import Final
-from autotune.search.verify.race import TARGETS, Race
+from autotune.search.verify.race import (
+    LEAST_LAUNCHES,
+    TARGETS,
+    Comparison,
+    Entrant,
+    Race,
+    entrant,
+    finalists,
+    peak_bytes,
+    shared_rounds,
+)
+from autotune.search.verify.train_check import check_training, is_told_by, need_s, not_checked, train_alike
+from autotune.space import key, maths_part, simplicity
+
+# Chooses the winner: the baseline unless something is shown to be faster, then the simplest of the unbeaten ones, then
+# the same without the knobs of no use.
 
 
 def winner_among(final: Final, compared: Comparison, group: Sequence[Entrant]) -> tuple[Entrant, Entrant]:
@@ -140,3 +167,412 @@ def _as_good(race: Race, winner: Entrant, simpler: Entrant) -> bool:
         return False
     ratio, low, _ = compared.ratio(winner, simpler)
     return low <= 1 and ratio <= 1 + TARGETS[race.final.device]
+
+
+# The proof of a winner, or that there is none: the order of its checks, and the part of the budget for each.
+
+#: Fractions of `Final.budget_s`.
+CHECK_SHARE, RACE_SHARE, HOLD_SHARE, CEILING_SHARE, ABLATION_SHARE = 0.12, 0.25, 0.05, 0.07, 0.18
+#: Of the ceilings, where a first epoch is to be measured, too.
+COLD_SHARE = 0.2
+
+
+def ceiling_s(final: Final) -> float:
+    """Return how long the ceilings may take: none are measured of a script."""
+    if final.by_command:
+        return 0.0
+    return (COLD_SHARE if reads_apart(final) else CEILING_SHARE) * final.budget_s
+
+
+def _check_s(final: Final) -> float:
+    """Return how long the checks on training may take."""
+    # A script starts anew for each of its runs, and neither holding nor ceilings are measured of one.
+    share = CHECK_SHARE + HOLD_SHARE + CEILING_SHARE if final.by_command else CHECK_SHARE
+    return share * final.budget_s
+
+
+@dataclass
+class Proof:
+    """The figures of record, and the results of the checks.
+
+    Attributes:
+        finalists: the baseline, and all configurations that were launched again in turns with it.
+        unproven: numbers of trials that may be better than the baseline, and were not launched again in turns with it.
+        baseline_unmet: what the baseline does not meet of what is required, as a clause.
+        tie: one sentence on the configuration that the winner was preferred to, if no difference in rate was shown.
+        dropped: why finalists dropped out, by trial number.
+    """
+
+    baseline: Standing
+    best: Standing
+    best_same_batch: Standing
+    finalists: tuple[Standing, ...] = ()
+    unproven: tuple[int, ...] = ()
+    baseline_unmet: str | None = None
+    tie: str | None = None
+    dropped: dict[int, str] = field(default_factory=dict)
+    bottlenecks: tuple[Bottleneck, ...] = ()
+    checks: tuple[TrainVerdict, ...] = ()
+    hold: HoldVerdict | None = None
+    ablation: tuple[KnobPart, ...] = ()
+    data: tuple[DataVerdict, ...] = ()
+
+
+class Contest:
+    """The finalists of a search, which race against the baseline, and whether they train and load as it does.
+
+    If none of them is faster, a search may go on and enter others.
+    """
+
+    def __init__(self, final: Final, baseline: Trial) -> None:
+        self.race = Race(final, [entrant(baseline)])
+        self.checks: list[TrainVerdict] = []
+        self._data: dict[str, DataVerdict] = {}
+        self._newest = 0
+
+    @property
+    def finalists(self) -> list[Entrant]:
+        """All finalists so far, without the baseline."""
+        return self.race.entrants[1:]
+
+    def choose(self, complete: Sequence[Trial], noise: stats.LaunchNoise) -> list[Trial]:
+        """Return the trials to enter next.
+
+        Args:
+            complete: complete trials, most promising first.
+            noise: noise of one launch, as far as the search has seen.
+        """
+        race, baseline, required = self.race, self.race.baseline, self.race.final.required
+        known = {one.trial.number for one in race.entrants}
+        new = [t for t in complete if t.number not in known and required.allow(t)]
+        if len(known) > 1 and required.allow(baseline.trial):
+            # Of those who were less promising than who lost, only who was faster in the search may win; and none if
+            # those who lost were raced.
+            new = [t for t in new if (t.score or 0.0) > (baseline.trial.score or 0.0)]
+            new = [t for t in new if t.number > self._newest or not race.rounds]
+        return finalists(race.final.space, new, noise, self._leanest(new))
+
+    def _leanest(self, new: Sequence[Trial]) -> list[Trial]:
+        """Return those of about the highest rate that are best by an objective that chooses among them."""
+        within, scorer = self.race.final.rate_within, self.race.final.scorer
+        top = max((t.rate_per_s or 0.0 for t in new), default=0.0)
+        if not within:
+            return []
+        near = [t for t in new if (t.rate_per_s or 0.0) >= (1 - within) * top]
+        measured = ((t, m) for t in near if (m := t.result.measurement) is not None)
+        scored = [(t, score) for t, m in measured if (score := scorer.known(m)) is not None]
+        return [t for t, _ in sorted(scored, key=lambda one: -one[1])]
+
+    def enter(self, final: Final, trials: Sequence[Trial], newest: int, *, in_turns: bool = False) -> None:
+        """Let these trials race. Who trains or loads otherwise than it should drops out.
+
+        A workload's finalists are checked before, which takes a part of a launch. A script is started anew for each run
+        of a check, so that only who is ahead is checked.
+
+        Args:
+            final: the conditions from now on. newest: number of the search's last trial. in_turns: the search's own
+                launches are as good as a round (see `StudyLoop.in_turns`).
+
+        Raises:
+            InterruptedSearch: the user interrupted it.
+        """
+        limit_s, race = final.budget_s, self.race
+        race.final, self._newest = final, newest
+        others = [entrant(t) for t in trials]
+        if not final.by_command:
+            self._check(others)
+        # Time that the search did not need, because it tried everything, goes to the race.
+        reserved_s = ABLATION_SHARE * limit_s + takes_s(final, others)
+        if final.by_command:
+            reserved_s += min(_check_s(final), need_s(final, race.baseline, others, self.checks))
+        else:
+            reserved_s += HOLD_SHARE * limit_s + ceiling_s(final)
+        rounds = -1
+        while others and race.rounds > rounds:
+            rounds = race.rounds
+            race.join(others)
+            if in_turns and not rounds:
+                race.adopt()
+            still = -1
+            while still != len(race.still_racing):
+                race.run(max(RACE_SHARE * limit_s, final.launches.budget.left_s + race.earlier_s - reserved_s))
+                still = len(race.still_racing)
+                self.winner()
+            # Those for whom there was no time among the more promising ones.
+            left = [e for e in others if e.out is None and shared_rounds(e, race.baseline) < LEAST_LAUNCHES]
+            others = left if self.is_lost else []
+
+    def winner(self, fits: Callable[[Entrant], bool] = lambda one: True) -> tuple[Entrant, Entrant]:
+        """Return the winner of the contenders that fit, which has passed the checks, and the fastest of them. One that
+        trains otherwise than the baseline, or whose loader delivers other samples, drops out."""
+        race = self.race
+        while True:
+            compared = race.compared()
+            found = winner_among(race.final, compared, [e for e in compared.contenders() if fits(e)])
+            if found[0] is race.baseline or self.passes(found[0]):
+                return found
+            race.reopen()
+
+    def passes(self, one: Entrant) -> bool:
+        """Check how an entrant trains and what its loader delivers, unless that has been done; return whether it may be
+        the winner. Otherwise it drops out."""
+        return self._trains(one) and self.delivers(one)
+
+    def leave_unchecked(self, one: Entrant, reason: str) -> None:
+        """Note that nothing more is checked of an entrant, for this reason."""
+        if not self._knows_training(one):
+            self.checks[:0] = not_checked(self.race.final, one, reason)
+        if key(one.config) not in self._data:
+            self._data[key(one.config)] = not_compared(self.race.final, one, reason)
+
+    def _trains(self, one: Entrant) -> bool:
+        final = self.race.final
+        if any(verdict.passed is False and one.trial.number in verdict.trials for verdict in self.checks):
+            return False
+        if not self._knows_training(one):
+            self._check([one, *(e for e in self._unchecked if e is not one and train_alike(final, one, e))])
+            if one.out is not None:
+                # Whatever is wrong with it may be wrong with the others, which are not to race for nothing.
+                self._check(self._unchecked)
+        return one.out is None
+
+    def _knows_training(self, one: Entrant) -> bool:
+        """Return whether a verdict says how an entrant trains, or why that is not known."""
+        final = self.race.final
+        # Of a workload those that race were checked before.
+        return any(
+            is_told_by(final, verdict, one) if final.by_command else one.trial.number in verdict.trials
+            for verdict in self.checks
+        )
+
+    @property
+    def _unchecked(self) -> list[Entrant]:
+        """Finalists that are still in the race and were not checked for how they train."""
+        known = {number for verdict in self.checks for number in verdict.trials}
+        return [e for e in self.finalists if e.out is None and not e.label and e.trial.number not in known]
+
+    def _check(self, entrants: Sequence[Entrant]) -> None:
+        final, share_s = self.race.final, _check_s(self.race.final)
+        if final.by_command:
+            # What the race has not used, as only gains come after it.
+            share_s = max(share_s, final.launches.budget.left_s - takes_s(final, entrants))
+        self.checks[:0] = check_training(final, self.race.baseline, entrants, share_s, earlier=self.checks)
+
+    def delivers(self, one: Entrant) -> bool:
+        """Compare what an entrant's loader delivers with what the baseline's does, unless that has been done; return
+        whether it may be the winner. Otherwise it drops out."""
+        verdict = self._data.get(key(one.config))
+        if verdict is None:
+            final = self.race.final
+            verdict = self._data[key(one.config)] = check_data(final, one)
+            if verdict.passed is False:
+                one.out = f"fast, but it loads other data: {verdict.reason}"
+                final.observer.says(f"{one.title} is {one.out}")
+            elif verdict.passed is None:
+                final.observer.says(f"{one.title}: what it loads was not compared: {verdict.reason}")
+        return verdict.passed is not False
+
+    def data_of(self, one: Entrant) -> DataVerdict | None:
+        """Return what comparing an entrant's data has shown; ``None`` if it was not compared."""
+        return self._data.get(key(one.config))
+
+    @property
+    def loading_otherwise(self) -> list[Config]:
+        """Configurations whose loader delivers other samples than the baseline's."""
+        return [verdict.config for verdict in self._data.values() if verdict.passed is False]
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether no finalist is faster than the baseline, as far as more rounds could tell."""
+        return self.race.is_decided and _winner(self.race)[0] is self.race.baseline
+
+    @property
+    def wrong(self) -> list[Config]:
+        """Configurations that do not train like eager fp32."""
+        numbers = {n for verdict in self.checks if verdict.passed is False for n in verdict.trials}
+        checked = [verdict.config for verdict in self.checks if verdict.passed is False]
+        return [*checked, *(one.config for one in self.finalists if one.trial.number in numbers)]
+
+
+def prove(contest: Contest, noise: stats.LaunchNoise) -> Proof:
+    """Prove a winner; if nothing is shown to be better, the baseline wins.
+
+    Args:
+        noise: noise of one launch, as far as the search has seen.
+
+    Raises:
+        InterruptedSearch: the user interrupted the proof.
+    """
+    race, checks, others = contest.race, contest.checks, contest.finalists
+    final, first = race.final, race.baseline
+    launches, limit_s = final.launches, final.budget_s
+    winner, leader, hold = _winner_that_holds(contest)
+    preferred = winner
+    if not final.space.same_training(winner.config):
+        # It is checked as long as there is time.
+        contest.winner(lambda one: final.space.same_training(one.config))
+    # Nothing but the ceilings comes after it, so it may have what is left.
+    parts = ablate(race, winner, max(ABLATION_SHARE * limit_s, launches.budget.left_s - ceiling_s(final)))
+    winner, hold = _without_useless(contest, winner, parts, hold)
+    if winner is not first:
+        _narrow(race, winner)
+    compared = race.compared()
+    if winner is not first and not still_wins(final, compared, winner):
+        # The rounds since then have taken the proof back.
+        winner.out = winner.out or compared.unmet(winner)
+        compared = race.compared()
+        leader, chosen = winner, first
+        if final.required:
+            # Where more than speed is required, another finalist may still be better than the baseline.
+            chosen, leader = contest.winner(lambda one: race.compared().unmet(one) is None)
+            compared = race.compared()
+        winner, preferred, parts, hold = chosen, chosen, (), hold if chosen is first else None
+    own_batch = winner
+    if not final.space.same_training(winner.config):
+        own_batch, _ = contest.winner(lambda one: final.space.same_training(one.config))
+        compared = race.compared()
+    explained = {e.name: e for e in (first, winner, own_batch)}
+    limits = bottlenecks(final, compared, list(explained.values()), ceiling_s(final))
+    known = [e for e in race.entrants if compared.in_turns(e, first)]
+    unfit = compared.unmet(first) is not None
+    left = [e for e in others if e.out is None and e not in known]
+    unproven = [e.trial.number for e in left if unfit or _promising(e, first, noise)]
+    return Proof(
+        baseline=compared.standing(first),
+        best=compared.standing(winner),
+        best_same_batch=compared.standing(own_batch),
+        # Variants of the winner are shown by the gains of its knobs.
+        finalists=tuple(compared.standing(e) for e in known if not e.label or e in (winner, own_batch)),
+        unproven=tuple(unproven),
+        baseline_unmet=compared.unmet(first),
+        tie=tie_between(compared, leader, preferred),
+        dropped={e.trial.number: e.out for e in race.entrants if e.out is not None and not e.label},
+        bottlenecks=tuple(limits),
+        checks=tuple(checks),
+        hold=hold,
+        ablation=parts,
+        data=tuple(v for e in explained.values() if (v := contest.data_of(e)) is not None),
+    )
+
+
+def _narrow(race: Race, winner: Entrant) -> None:
+    """Spend what nothing else needs on the figures to be handed over: the winner's, and those of the fastest at the
+    user's own batch size."""
+    space, budget = race.final.space, race.final.launches.budget
+    compared = race.compared()
+    others = [e for e in compared.contenders() if e is not race.baseline and space.same_training(e.config)]
+    racing = [race.baseline, winner]
+    if others and not space.same_training(winner.config):
+        racing.append(compared.leader(others))
+    for some in (racing, racing[:2]):
+        race.narrow(some, lambda: budget.left_s - ceiling_s(race.final))
+
+
+def _promising(one: Entrant, baseline: Entrant, noise: stats.LaunchNoise) -> bool:
+    """Return whether a configuration may be faster than the baseline, by the search's own launches of both.
+
+    These are from different moments, so the ratio only tells whether another launch is worthwhile; it is never shown.
+    """
+    own, usual = one.trial.rate_per_s, baseline.trial.rate_per_s
+    if not own or not usual:
+        return True
+    reach = math.sqrt(2) * stats.t_quantile(noise.degrees) * noise.sd
+    return own / usual > math.exp(-reach)
+
+
+def _without_useless(
+    contest: Contest, winner: Entrant, parts: Sequence[KnobPart], hold: HoldVerdict | None
+) -> tuple[Entrant, HoldVerdict | None]:
+    """Set back the winner's knobs of no use, and check the result as the winner was checked.
+
+    Returns:
+        The winner, unless the simpler configuration passes the checks; the verdict on holding.
+    """
+    race, checks = contest.race, contest.checks
+    final, limit_s = race.final, race.final.budget_s
+    simpler = set_back_useless(race, winner, parts)
+    if simpler is winner:
+        return winner, hold
+    if not contest.delivers(simpler) or _is_less(contest.data_of(simpler), contest.data_of(winner)):
+        return winner, hold
+    found: list[TrainVerdict] = []
+    if maths_part(simpler.config) != maths_part(winner.config):
+        found = check_training(final, race.baseline, [simpler], _check_s(final), earlier=checks)
+        known = any(verdict.passed and winner.trial.number in verdict.trials for verdict in checks)
+        # A winner that is known to train is not given up for one that is not.
+        if any(verdict.passed is False or (known and not verdict.passed) for verdict in found):
+            return winner, hold
+    if _needs_holding(simpler, winner, hold):
+        again = check_holding(final, simpler, HOLD_SHARE * limit_s)
+        if not again.passed:
+            return winner, hold
+        hold = again
+    # It has the winner's number, and comes before it.
+    checks[:0] = found
+    return simpler, hold
+
+
+def _is_less(data: DataVerdict | None, known: DataVerdict | None) -> bool:
+    """Whether a winner whose data were compared would be given up for one whose data were not."""
+    return known is not None and bool(known.passed) and (data is None or not data.passed)
+
+
+def _needs_holding(simpler: Entrant, winner: Entrant, hold: HoldVerdict | None) -> bool:
+    """Return whether the winner with some knobs set back may take so much more memory that holding is to be checked."""
+    changed = [n for n, v in winner.config.items() if n in KNOBS and KNOBS[n].memory and simpler.config.get(n) != v]
+    if changed == [] or (
+        changed == ["batch_size"] and int(simpler.config["batch_size"]) <= int(winner.config["batch_size"])
+    ):
+        return False
+    mine, theirs = peak_bytes(simpler.again), peak_bytes(winner.again)
+    if hold is None or hold.hold is None or mine is None or theirs is None:
+        return True
+    # In a long run it may take twice what it took more in its own launches.
+    more = 2 * max(0, mine - theirs) / hold.hold.capacity_bytes
+    return hold.hold.headroom - more < hold.headroom_wanted
+
+
+def race_winner(
+    final: Final, complete: Sequence[Trial], baseline: Trial, noise: stats.LaunchNoise
+) -> tuple[Race, Entrant]:
+    """Run only the race, with all that is left of the budget, and return it with its winner. For replays, which cannot
+    run the other checks.
+
+    Args:
+        complete, noise: see `Contest.choose`.
+
+    Raises:
+        InterruptedSearch: the user interrupted the race.
+    """
+    race = Race(final, [entrant(baseline), *(entrant(t) for t in finalists(final.space, complete, noise))])
+    budget = final.launches.budget
+    race.run(max(RACE_SHARE * final.budget_s, budget.left_s + race.earlier_s))
+    return race, _winner(race)[0]
+
+
+def _winner(race: Race) -> tuple[Entrant, Entrant]:
+    """Return the winner and the fastest of the rounds so far."""
+    compared = race.compared()
+    return winner_among(race.final, compared, compared.contenders())
+
+
+def _winner_that_holds(contest: Contest) -> tuple[Entrant, Entrant, HoldVerdict | None]:
+    """Return the winner that holds, or the baseline; the fastest; and the last verdict on holding."""
+    race = contest.race
+    launches = race.final.launches
+    hold: HoldVerdict | None = None
+    while True:
+        winner, leader = contest.winner()
+        if winner is not race.baseline:
+            limit_s = race.final.budget_s
+            # It ends when the memory has settled, so it seldom takes all the time that nothing else needs.
+            unused_s = launches.budget.left_s - ceiling_s(race.final) - ABLATION_SHARE * limit_s
+            hold = check_holding(race.final, winner, max(HOLD_SHARE * limit_s, unused_s))
+            if hold.passed is not False:
+                return winner, leader, hold
+            continue
+        # The baseline won, so there is no check of holding and no ablation: more rounds are a better use of their time.
+        rounds = race.rounds
+        race.run(launches.budget.left_s - ceiling_s(race.final))
+        if race.rounds == rounds:
+            return winner, leader, hold

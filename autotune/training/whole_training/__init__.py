@@ -6,13 +6,16 @@ interrupted, where the device computes the same steps alike twice. Randomness, w
 
 from __future__ import annotations
 
-from autotune.training.applied import Applied
 from autotune.base.records import DataRef, WorkloadRef
-from autotune.training.whole_training.checkpoints import Checkpoint, Checkpoints
-from autotune.training.whole_training.course import TrainingCourse
-from autotune.training.whole_training.history import EpochRow
-from autotune.training.whole_training.progress import TrainingProgress, TrainingSurroundings, TrainingWatcher
-from autotune.training.whole_training.result import WholeTraining
+from autotune.training.applied import Applied
+from autotune.training.whole_training.checkpoints import Checkpoint, Checkpoints, EpochRow
+from autotune.training.whole_training.course import (
+    TrainingCourse,
+    TrainingProgress,
+    TrainingSurroundings,
+    TrainingWatcher,
+    WholeTraining,
+)
 
 __all__ = [
     "Checkpoints",

@@ -1,9 +1,4 @@
-"""The checkpoints of a training: the newest two, each complete or absent, whatever happens to the process.
-
-A file's name ends with a hash of its content, so damage is seen before anything is made of it; a JSON file beside it
-says whose it is, so that this is known before. It holds tensors and plain values only, so that ``torch.load`` reads it
-without running anything that it says, whoever has written it.
-"""
+"""What a training needs to go on."""
 
 from __future__ import annotations
 
@@ -13,22 +8,38 @@ import fcntl
 import hashlib
 import io
 import json
+import math
 import os
 import pickle
+import random
 import re
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
+import numpy as np
 import torch
+from pydantic import Field, ValidationError
 from torch import nn
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from autotune.base.errors import MachineError, ResumeRefusedError, UsageError, WorkloadError
 from autotune.base.files import create_atomic, open_regular, read_regular, sweep_temporaries, write_atomic
+from autotune.base.ranks import own_rank
+from autotune.base.records import Record
+from autotune.training.exchange import largest
+from autotune.training.feed import SampleOrder
 from autotune.training.whole_training.identity import VERSION, Head
+from autotune.workload.wrapping import Wrapper
+
+# The checkpoints of a training: the newest two, each complete or absent, whatever happens to the process.
+#
+# A file's name ends with a hash of its content, so damage is seen before anything is made of it; a JSON file beside it
+# says whose it is, so that this is known before. It holds tensors and plain values only, so that ``torch.load`` reads
+# it without running anything that it says, whoever has written it.
 
 #: Number of checkpoints that are kept.
 KEPT = 2
@@ -363,3 +374,314 @@ def _set_aside(path: Path) -> Path:
             f"{path} is damaged, and cannot be renamed: {error.strerror}", advice="move it away, and start again."
         ) from error
     return aside
+
+
+# Random numbers that do not depend on when a training was interrupted.
+#
+# What makes batches and what trains draw from separate streams. A batch's is seeded by the epoch and the batch, in
+# whichever process makes it, so that a training that goes on in the middle of an epoch gets the same augmentation. What
+# trains (dropout, noise) draws from the process's own generators, whose states are kept in the checkpoints. Where one
+# process does both, each step is seeded as well.
+
+
+def seed_of(*parts: object) -> int:
+    """Return a seed below 2**63 that differs with each of the parts."""
+    digest = hashlib.sha256(repr(parts).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def seed_of_rank(seed: int, rank: int) -> int:
+    """Return the seed of what one of several ranks draws for itself: augmentation, dropout. The first has the seed of
+    the training."""
+    return seed_of(seed, "rank", rank) if rank else seed
+
+
+def sow(seed: int) -> None:
+    """Seed the generators of Python, NumPy, and torch on the CPU."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    # Not `torch.manual_seed`, which seeds the cards' generators, too.
+    torch.default_generator.manual_seed(seed)
+
+
+def sow_with(seed: int, device: torch.device) -> None:
+    """Do as `sow`, and seed the generator of the device."""
+    sow(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
+def states(device: torch.device) -> dict[str, Any]:
+    """Return the states of the generators of Python, NumPy, and torch on the CPU and the device, of what a checkpoint
+    may hold."""
+    found: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": _with_lists(np.random.get_state()),
+        "torch": torch.get_rng_state(),
+    }
+    if device.type == "cuda":
+        found["cuda"] = torch.cuda.get_rng_state(device)
+    return found
+
+
+def _with_lists(state: Any) -> Any:
+    """Return a state of NumPy's with lists in place of its arrays, which it takes back as well."""
+    if isinstance(state, np.ndarray):
+        return state.tolist()
+    if isinstance(state, dict):
+        return {name: _with_lists(value) for name, value in state.items()}
+    return tuple(map(_with_lists, state)) if isinstance(state, tuple) else state
+
+
+def restore(found: dict[str, Any], device: torch.device) -> None:
+    """Set the states that `states` returned."""
+    random.setstate(found["python"])
+    np.random.set_state(found["numpy"])
+    torch.set_rng_state(found["torch"])
+    if "cuda" in found and device.type == "cuda":
+        torch.cuda.set_rng_state(found["cuda"], device)
+
+
+@contextlib.contextmanager
+def drawing_beside(seed: int, device: torch.device) -> Iterator[None]:
+    """Let everything draw from a stream of its own, and afterwards from the training's again.
+
+    Args:
+        device: whose generator is seeded and set back, besides those on the CPU.
+    """
+    before = states(device)
+    sow_with(seed, device)
+    try:
+        yield
+    finally:
+        restore(before, device)
+
+
+class EpochSeeds:
+    """Seeds what makes batches. The epoch is shared with the loader's workers, which may live longer than one.
+
+    Args:
+        seed: of the training. shared: there are workers.
+    """
+
+    def __init__(self, seed: int, *, shared: bool) -> None:
+        self._seed = seed
+        self._epoch = torch.zeros((), dtype=torch.int64)
+        if shared:
+            self._epoch.share_memory_()
+
+    def begin(self, epoch: int) -> None:
+        """Say which epoch is read next. Call it before the loader's iterator is made."""
+        self._epoch.fill_(epoch)
+
+    def sow(self, *what: object) -> None:
+        """Seed this process for what it makes next."""
+        sow(seed_of(self._seed, int(self._epoch), *what))
+
+
+class Seeded(Wrapper, Dataset[Any]):
+    """A data set that seeds the process for each batch, by the epoch and the first index in it.
+
+    The collate function goes on in the same stream: PyTorch's fetch calls it right afterwards.
+    """
+
+    def __init__(self, inner: Dataset[Any], seeds: EpochSeeds) -> None:
+        super().__init__(inner)
+        self._seeds = seeds
+
+    def __getitem__(self, index: Any) -> Any:
+        self._seeds.sow(index)
+        return self.inner[index]
+
+    def __getitems__(self, indices: list[Any]) -> list[Any]:
+        self._seeds.sow(indices[0])
+        return self.many(indices)
+
+
+class SeededStream(Wrapper, IterableDataset[Any]):
+    """A data set that is iterated, and seeds the process as each iteration begins, by the epoch and the worker."""
+
+    def __init__(self, inner: IterableDataset[Any], seeds: EpochSeeds) -> None:
+        super().__init__(inner)
+        self._seeds = seeds
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        self._seeds.sow("stream", 0 if worker is None else worker.id)
+        return iter(self.inner)
+
+
+def seeded(dataset: Dataset[Any], seeds: EpochSeeds) -> Dataset[Any]:
+    """Return the data set with its batches seeded."""
+    return SeededStream(dataset, seeds) if isinstance(dataset, IterableDataset) else Seeded(dataset, seeds)
+
+
+class EpochOrder(SampleOrder):
+    """The order of an epoch's samples, from any place in it on: the same permutation, whether interrupted or not.
+
+    Several ranks divide it, each with every ``ranks``-th sample.
+    """
+
+    def __init__(self, seed: int, *, rank: int, ranks: int) -> None:
+        super().__init__(seed, rank=rank, ranks=ranks)
+        self._epoch = self._skipped = 0
+
+    def begin(self, epoch: int, skipped: int) -> None:
+        """Say which epoch is iterated next, and how many of this rank's samples are left out at its beginning."""
+        self._epoch, self._skipped = epoch, skipped
+
+    def __len__(self) -> int:
+        return super().__len__() - self._skipped
+
+    def __iter__(self) -> Iterator[int]:
+        own = self._permutation(self._epoch)[self.rank :: self.ranks][: super().__len__()]
+        yield from own[self._skipped :]
+
+
+# What a training has been so far, epoch by epoch: ``history.jsonl``, one JSON object a line.
+
+
+class EpochRow(Record):
+    """One epoch.
+
+    Attributes:
+        epoch: from 1 on. steps: of the training, up to its end.
+        loss: mean over its steps; ``None`` if it is not finite.
+        learning_rate: of the first parameter group, at its end.
+        samples: trained on. counted_samples, counted_s: what its rate is based on: seconds of the steps and of their
+            waits for batches, without each process's first step, evaluations and checkpoints.
+        energy_j: that the device has used in these seconds; ``None`` if no counter tells.
+        evaluation_s: seconds of the evaluation.
+        metrics: by name, what `evaluate` and `metric` returned; ``None`` for what is not finite.
+    """
+
+    epoch: int
+    steps: int
+    loss: float | None
+    learning_rate: float
+    samples: int
+    counted_samples: int
+    counted_s: float
+    energy_j: float | None = None
+    evaluation_s: float = 0.0
+    metrics: dict[str, float | None] = Field(default_factory=dict)
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """The rate; ``None`` if nothing was counted."""
+        return self.counted_samples / self.counted_s if self.counted_samples and self.counted_s > 0 else None
+
+
+@dataclass
+class EpochTally:
+    """An epoch as it goes on; see `EpochRow`. It is kept in the checkpoints.
+
+    Attributes:
+        steps: of the epoch. loss_sum: over them.
+    """
+
+    steps: int = 0
+    samples: int = 0
+    loss_sum: float = 0.0
+    counted_samples: int = 0
+    counted_s: float = 0.0
+    energy_j: float | None = None
+
+    def row(self, epoch: int, steps: int, learning_rate: float) -> EpochRow:
+        """Return the row of epoch number ``epoch``, which ends after ``steps`` steps, before its evaluation."""
+        return EpochRow(
+            epoch=epoch,
+            steps=steps,
+            loss=finite(self.loss_sum / self.steps) if self.steps else None,
+            learning_rate=learning_rate,
+            samples=self.samples,
+            counted_samples=self.counted_samples,
+            counted_s=self.counted_s,
+            energy_j=self.energy_j,
+        )
+
+
+def finite(value: float) -> float | None:
+    """Return the value, or ``None`` in place of one that JSON does not have."""
+    return value if math.isfinite(value) else None
+
+
+class EpochHistory:
+    """The file beside the checkpoints. Each of its versions is complete.
+
+    Args:
+        anew: remove it, so that what another training has left is not taken for this one's.
+
+    Raises:
+        MachineError: it cannot be removed.
+    """
+
+    def __init__(self, folder: Path, *, anew: bool) -> None:
+        self.path = folder / "history.jsonl"
+        if anew:
+            try:
+                self.path.unlink(missing_ok=True)
+            except OSError as error:
+                raise MachineError(f"cannot remove {self.path}: {error.strerror}") from error
+
+    def read(self) -> list[EpochRow]:
+        """Return the rows up to the first that cannot be read. The checkpoints have all that matter."""
+        rows: list[EpochRow] = []
+        try:
+            for line in self.path.read_text(encoding="utf-8").splitlines():
+                rows.append(EpochRow.model_validate_json(line))
+        except (OSError, UnicodeDecodeError, ValidationError):
+            pass
+        return rows
+
+    def write(self, rows: Sequence[EpochRow]) -> None:
+        """Replace the file.
+
+        Raises:
+            MachineError: it cannot be written.
+        """
+        write_atomic(self.path, "".join(f"{row.model_dump_json()}\n" for row in rows))
+
+
+# At which steps all ranks write a checkpoint, or end. Imports torch.
+
+#: Ranks ask each other about once in so many seconds: asking takes a round trip, and lets the device wait for it.
+ASK_S = 0.25
+
+
+class Agreement:
+    """Tells all ranks at the same step what to do before it, as what each of them knows comes at different moments.
+
+    One rank decides for itself at each step. Several ask each other now and then, at steps that follow from the pace of
+    the first one.
+
+    Args:
+        now: monotonic seconds.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._rank = own_rank()
+        self._next: int | None = None
+        self._stride = 1
+        self._asked_s = now()
+
+    def before(self, step: int, signal: int | None, *, due: bool) -> tuple[int | None, bool]:
+        """Return the number of the signal that ends the training before a step, if any, and whether to write a
+        checkpoint.
+
+        Args:
+            step: its number. All ranks call this for each.
+            signal: that this rank has received. due: a checkpoint is, by the first rank's clock.
+        """
+        if self._rank.count < 2:
+            return signal, due
+        if self._next is not None and step < self._next:
+            return None, False
+        now = self._now()
+        step_s = (now - self._asked_s) / self._stride
+        wanted = max(1, min(2 * self._stride, int(ASK_S / max(step_s, 1e-6))))
+        told = (signal or 0, int(due), wanted) if not self._rank.number else (signal or 0, 0, 0)
+        number, save, self._stride = largest(*told)
+        self._next, self._asked_s = step + self._stride, self._now()
+        return number or None, bool(save)

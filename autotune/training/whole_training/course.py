@@ -1,36 +1,338 @@
-"""The course of one whole training, from a checkpoint or the beginning to the end.
-
-Each of several ranks goes through it in its own process. What only one may do (checkpoints, history, reports), the
-first one does; where they must not part, they agree (`autotune.training.whole_training.agreement`).
-"""
+"""A whole training."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, replace
-from typing import Any
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
+from torch.utils.data import IterableDataset
 
-from autotune.training import step as training
-from autotune.workload import contract
-from autotune.training.applied import Applied
 from autotune.base.errors import InterruptedSearch, WorkloadError
-from autotune.training.exchange import fill, from_all, load_states, own_buffers, whole_states
-from autotune.training.feed import length_of, no_batch
-from autotune.space.formatting import count
 from autotune.base.records import DataRef, WorkloadRef
-from autotune.training.whole_training.agreement import Agreement
-from autotune.training.whole_training.checkpoints import Checkpoint, Checkpoints, check_plain, load_checkpoint
-from autotune.training.whole_training.epoch_batches import EpochBatches
+from autotune.knobs.num_workers import workers_of
+from autotune.space.formatting import count
+from autotune.training import step as training
+from autotune.training.applied import Applied
+from autotune.training.exchange import fill, from_all, largest, load_states, own_buffers, whole_states
+from autotune.training.feed import Collate, length_of, no_batch, workers_and_queue
+from autotune.training.whole_training.checkpoints import (
+    Agreement,
+    Checkpoint,
+    Checkpoints,
+    EpochHistory,
+    EpochOrder,
+    EpochRow,
+    EpochSeeds,
+    EpochTally,
+    check_plain,
+    drawing_beside,
+    load_checkpoint,
+    restore,
+    seed_of,
+    seed_of_rank,
+    seeded,
+    sow,
+    sow_with,
+    states,
+)
 from autotune.training.whole_training.evaluation import Evaluation
-from autotune.training.whole_training.history import EpochHistory, EpochRow, EpochTally
 from autotune.training.whole_training.identity import VERSION, Head, check, identity_of, refuse_another
-from autotune.training.whole_training.meter import Meter, Pace
-from autotune.training.whole_training.progress import TrainingProgress, TrainingSurroundings
-from autotune.training.whole_training.randomness import restore, seed_of_rank, sow, sow_with, states
-from autotune.training.whole_training.result import WholeTraining
 from autotune.training.workload_training import WorkloadTraining
+from autotune.workload import contract
+
+# The batches of a whole training, epoch by epoch, from any step on.
+
+
+_NO_BATCH = object()
+
+
+class EpochBatches:
+    """The batches of a training, epoch by epoch, from any step on.
+
+    Attributes:
+        epoch_steps: steps of an epoch; ``None`` if the loader does not know its length.
+    """
+
+    def __init__(self, parts: WorkloadTraining, data: tuple[Any, Collate]) -> None:
+        dataset, collate = data
+        ctx = parts.ctx
+        self._seed = seed_of_rank(ctx.seed, ctx.rank)
+        self._ranks = ctx.ranks
+        self._size = int(parts.config["batch_size"])
+        self._order = EpochOrder(ctx.seed, rank=ctx.rank, ranks=ctx.ranks)
+        self._seeds = EpochSeeds(self._seed, shared=workers_of(parts.config) > 0)
+        own = contract.optional(parts.workload, "loader") is not None
+        self._loader: Iterable[Any] = parts.open_loader(data=(seeded(dataset, self._seeds), collate), order=self._order)
+        self.epoch_steps = length_of(self._loader)
+        #: PyTorch's loader reads samples in our order, which can begin anywhere. Others are read from the beginning.
+        self._can_skip = not own and not isinstance(dataset, IterableDataset)
+        # Workers draw in their own processes.
+        self._draws_here = own or not workers_and_queue(self._loader)[0]
+
+    def meet(self) -> None:
+        """Let the shortest of the ranks' epochs be that of all. Call it when they have met, before the first batch."""
+        lengths = from_all(self.epoch_steps)
+        known = [length for length in lengths if length is not None]
+        self.epoch_steps = min(known) if len(known) == len(lengths) else None
+
+    def begin(self, epoch: int, steps: int) -> Iterator[Any]:
+        """Return the batches of an epoch, without the first ``steps``; its workers start now.
+
+        Several ranks get the same number of them.
+        """
+        seed = seed_of(self._seed, epoch)
+        self._seeds.begin(epoch)
+        self._order.begin(epoch, steps * self._size if self._can_skip else 0)
+        generator = getattr(self._loader, "generator", None)
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(seed)
+        with drawing_beside(seed, torch.device("cpu")):
+            batches = self._sown(iter(self._loader), epoch, steps if self._can_skip else 0)
+            for _ in range(0 if self._can_skip else steps):
+                next(batches, None)
+        return batches if self._ranks == 1 else self._together(batches, steps)
+
+    def _sown(self, batches: Iterator[Any], epoch: int, steps: int) -> Iterator[Any]:
+        """Where batches are made in this process, let both batch and step draw from a seed of their own.
+
+        Saving and restoring the generators' states instead would take longer than many a step.
+        """
+        for step in itertools.count(steps):
+            if self._draws_here:
+                sow(seed_of(self._seed, epoch, "batch", step))
+            batch = next(batches, _NO_BATCH)
+            if batch is _NO_BATCH:
+                return
+            if self._draws_here:
+                sow(seed_of(self._seed, epoch, "step", step))
+            yield batch
+
+    def _together(self, batches: Iterator[Any], steps: int) -> Iterator[Any]:
+        """End when the epoch of the first rank ends, or the others would wait for it for ever."""
+        for step in itertools.count(steps):
+            if step == self.epoch_steps:
+                return
+            batch = next(batches, _NO_BATCH)
+            over = batch is _NO_BATCH
+            if self.epoch_steps is None:
+                # Only streams of unknown length cost a question at each step.
+                over = bool(largest(int(over))[0])
+            elif over:
+                raise WorkloadError(
+                    f"the loader has told {self.epoch_steps} batches, and an epoch of it had {step}",
+                    advice="with several ranks, let its length be that of an epoch, or leave it unknown.",
+                )
+            if over:
+                return
+            yield batch
+
+
+# The rate of a training's steps, and the energy they take.
+#
+# `Meter` counts for the history, and stands still during anything but steps; `Pace` looks at the last second.
+
+
+class Meter:
+    """Adds the seconds, samples and joules of steps to a `EpochTally`, while it runs.
+
+    Args:
+        now: monotonic seconds. energy_j: a counter of joules, of which differences are meaningful; ``None`` if it does
+            not tell. synchronize: waits for the device.
+    """
+
+    def __init__(
+        self, now: Callable[[], float], energy_j: Callable[[], float | None], synchronize: Callable[[], None]
+    ) -> None:
+        self._now = now
+        self._energy_j = energy_j
+        self._synchronize = synchronize
+        self._since: float | None = None
+        self._from_j: float | None = None
+        self._samples = 0
+
+    @property
+    def runs(self) -> bool:
+        """Whether steps are counted."""
+        return self._since is not None
+
+    def start(self) -> None:
+        """Count from now on."""
+        self._synchronize()
+        self._since, self._from_j, self._samples = self._now(), self._energy_j(), 0
+
+    def add(self, samples: int) -> None:
+        """Count a step of so many samples, if the meter runs."""
+        self._samples += samples
+
+    def note(self, tally: EpochTally) -> None:
+        """Add what has been counted so far to a tally, and go on from there."""
+        if self._since is None:
+            return
+        self._synchronize()
+        now, joules = self._now(), self._energy_j()
+        tally.counted_samples += self._samples
+        tally.counted_s += now - self._since
+        if joules is not None and self._from_j is not None:
+            tally.energy_j = (tally.energy_j or 0.0) + joules - self._from_j
+        self._since, self._from_j, self._samples = now, joules, 0
+
+    def stop(self, tally: EpochTally) -> None:
+        """Add what has been counted, and stand still."""
+        self.note(tally)
+        self._since = None
+
+
+class Pace:
+    """How fast a training goes, for reports only.
+
+    Attributes:
+        samples: since the last report. evaluation_s: of the last evaluation.
+    """
+
+    def __init__(self, now: Callable[[], float], evaluation_s: float) -> None:
+        self._now = now
+        self._since = self._began = now()
+        self._first_step = 0
+        self.samples = 0
+        self.evaluation_s = evaluation_s
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the last report."""
+        return self._now() - self._since
+
+    def start(self, steps: int) -> None:
+        """Begin to look after so many steps: what came before is not a step."""
+        self._since = self._began = self._now()
+        self._first_step, self.samples = steps, 0
+
+    def per_s(self) -> float | None:
+        """Return the samples per second since the last report."""
+        elapsed_s, samples = self.elapsed_s, self.samples
+        self._since, self.samples = self._now(), 0
+        return samples / elapsed_s if samples and elapsed_s > 0 else None
+
+    def left_s(self, steps: int, left: int | None, evaluations: int) -> float | None:
+        """Return the expected seconds of the steps and evaluations that are left."""
+        taken = steps - self._first_step
+        if left is None or not taken:
+            return None
+        return left * (self._now() - self._began) / taken + evaluations * self.evaluation_s
+
+
+# What a whole training tells while it goes on, and what it is given of the world around it.
+
+
+@dataclass(frozen=True)
+class TrainingProgress:
+    """How far a training is.
+
+    Attributes:
+        epoch: the one that goes on, from 1 on, of `epochs`. step: taken in it, of `epoch_steps`, which is ``None`` if
+            the length of an epoch is not known. steps: taken in all.
+        loss: of the last step. learning_rate: of the first parameter group.
+        samples_per_s: since the last report; ``None`` before the second step.
+        left_s: expected seconds to the end, evaluations included; ``None`` if not known.
+    """
+
+    epoch: int
+    epochs: int
+    step: int
+    epoch_steps: int | None
+    steps: int
+    loss: float
+    learning_rate: float
+    samples_per_s: float | None
+    left_s: float | None
+
+
+class TrainingWatcher(Protocol):
+    """Is told how a training goes on, in its own process, between two steps. It does not raise."""
+
+    def says(self, sentence: str) -> None:
+        """Something the user should know, once."""
+        ...
+
+    def begins(self, mark: str, steps: int) -> None:
+        """The training begins, or goes on after so many steps. ``mark``: the same each time; no other one has it."""
+        ...
+
+    def progress(self, progress: TrainingProgress) -> None:
+        """How far it is, about once a second."""
+        ...
+
+    def evaluates(self, epoch: int) -> None:
+        """The evaluation after an epoch begins."""
+        ...
+
+    def epoch_ends(self, row: EpochRow) -> None:
+        """An epoch is over, evaluated, and in the history. One that a killed process has told may be told again."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainingSurroundings:
+    """What a training is given of the world around it.
+
+    Attributes:
+        watcher: is told how it goes on. mark: of the training, if it is a new one.
+        stop: returns the number of a signal that asks it to end, or ``None``.
+        energy_j: a counter of joules; ``None`` if none tells. now: monotonic seconds.
+    """
+
+    watcher: TrainingWatcher
+    mark: str
+    stop: Callable[[], int | None] = lambda: None
+    energy_j: Callable[[], float | None] = lambda: None
+    now: Callable[[], float] = time.monotonic
+
+
+# A whole training that has ended.
+
+
+@dataclass(frozen=True)
+class WholeTraining:
+    """A finished training.
+
+    Attributes:
+        rows: one for each epoch. steps: of all of them.
+        resumed_at: the step from which this process went on; ``None`` if it began at the first.
+        first_step_s: duration of this process's first step in seconds; ``None`` if it took none.
+        checkpoint: the newest, with the final weights under ``"model"``. history: the file with the rows.
+        evaluated: what was evaluated after each epoch, in words; ``None`` for nothing.
+    """
+
+    rows: tuple[EpochRow, ...]
+    steps: int
+    resumed_at: int | None
+    first_step_s: float | None
+    checkpoint: Path
+    history: Path
+    evaluated: str | None
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """The rate over all epochs; ``None`` if nothing was counted."""
+        seconds = sum(row.counted_s for row in self.rows)
+        samples = sum(row.counted_samples for row in self.rows)
+        return samples / seconds if samples and seconds > 0 else None
+
+    @property
+    def energy_j(self) -> float | None:
+        """Joules that the steps of all epochs have taken; ``None`` if they are not known of each."""
+        known = [row.energy_j for row in self.rows if row.energy_j is not None]
+        return sum(known) if known and len(known) == len(self.rows) else None
+
+
+# The course of one whole training, from a checkpoint or the beginning to the end.
+#
+# Each of several ranks goes through it in its own process. What only one may do (checkpoints, history, reports), the
+# first one does; where they must not part, they agree (`autotune.training.whole_training.checkpoints`).
 
 #: Seconds between two reports of progress.
 REPORT_S = 1.0

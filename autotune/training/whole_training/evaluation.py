@@ -11,16 +11,14 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from autotune.training import step as training
-from autotune.workload import contract
-from autotune.training.batches import move
 from autotune.base.errors import WorkloadError
-from autotune.training.exchange import first_ranks_buffers, from_all, is_shared, largest
 from autotune.knobs.persistent_workers import KNOB as PERSISTENT
-from autotune.training.step import Step
-from autotune.training.whole_training.history import finite
-from autotune.training.whole_training.randomness import drawing_beside, seed_of, seed_of_rank
+from autotune.training import step as training
+from autotune.training.exchange import first_ranks_buffers, from_all, is_shared, largest
+from autotune.training.step import Step, move
+from autotune.training.whole_training.checkpoints import drawing_beside, finite, seed_of, seed_of_rank
 from autotune.training.workload_training import WorkloadTraining
+from autotune.workload import contract
 
 #: The name of what `evaluate` returns, if that is a number.
 ONLY = "validation"

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
-from autotune.workload.catalog import source_hash
 from autotune.base.errors import ResumeRefusedError
-from autotune.knobs import spell
 from autotune.base.records import DataRef, Record, WorkloadRef
+from autotune.knobs import spell
+from autotune.workload.catalog import source_hash
 from autotune.workload.contract import Context
 
 #: Version of what is in a checkpoint, and beside it.

@@ -1,7 +1,7 @@
 """Generates photograph-like JPEGs from random numbers. As a command, writes one worker's share of a set.
 
-`autotune.workload.data.sets` runs ``python -m autotune.workload.data.photographs FOLDER SEED FIRST:COUNT:STEP`` and never imports this
-module, which keeps numpy and Pillow out of the parent.
+`autotune.workload.data.sets` runs ``python -m autotune.workload.data.photographs FOLDER SEED FIRST:COUNT:STEP`` and
+never imports this module, which keeps numpy and Pillow out of the parent.
 """
 
 from __future__ import annotations

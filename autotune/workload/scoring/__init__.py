@@ -1,8 +1,8 @@
 """Scores measurements with an objective that runs in its own process.
 
 An objective may be the user's file, and the parent runs no user code. One small child process (standard library and
-`autotune.base.records`, no torch) takes measurements and returns scores, so a finished study can be scored again without a
-launch.
+`autotune.base.records`, no torch) takes measurements and returns scores, so a finished study can be scored again
+without a launch.
 """
 
 from __future__ import annotations

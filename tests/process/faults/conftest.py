@@ -13,9 +13,9 @@ from uuid import uuid4
 import psutil
 import pytest
 
-from autotune.launcher import STUDY_MARK
 from autotune.base.layout import LaunchFiles
 from autotune.base.records import MeasurePlan, TrialResult, TrialStatus
+from autotune.launcher import STUDY_MARK
 
 from ..alive import marked  # noqa: TID252
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from autotune.launcher import watch
 from autotune.base.records import Phase, PhaseLimits, TrialStatus
+from autotune.launcher import watch
 
 from .conftest import ENDLESS, noted
 

@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from autotune.knobs.compile_mode import phase_clause
 from autotune.base.records import Phase, PhaseLimits, TrialStatus
+from autotune.knobs.compile_mode import phase_clause
 
 from .conftest import ENDLESS, marked
 

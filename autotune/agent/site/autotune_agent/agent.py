@@ -15,8 +15,7 @@ from autotune_agent.elsewhere import Elsewhere, spare_workers
 from autotune_agent.facts import is_capturing
 from autotune_agent.loaders import LoaderDoor
 from autotune_agent.models import ModelDoor
-from autotune_agent.optimizers import OptimizerDoor
-from autotune_agent.own_updates import OwnCode, OwnUpdates
+from autotune_agent.optimizers import OptimizerDoor, OwnCode, OwnUpdates
 from autotune_agent.process import ProcessDoor
 from autotune_agent.setting import Setting, safely, say, sentence
 from autotune_agent.turning import Turning

@@ -1,27 +1,372 @@
-"""Writes down what a training does: its loaders, batches and the waits for them, steps, memory, and what ends it."""
+"""What is seen of a training, and told."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import json
+import mmap
 import os
+import struct
 import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from autotune_agent.begun import beginning, iterates_itself
-from autotune_agent.facts import batch_size, chain, length, machine, samples_in
-from autotune_agent.losses import Losses
-from autotune_agent.making import Making
+from autotune_agent.facts import batch_size, chain, is_capturing, length, machine, samples_in
+from autotune_agent.loaders import beginning, iterates_itself
 from autotune_agent.optimizers import OptimizerDoor
-from autotune_agent.passes import Passes
 from autotune_agent.setting import is_of_a_worker, say
-from autotune_agent.trail_writer import TrailWriter
+
+# The file in which the agent writes what a training does, and the clock of the device that it trains on.
+
+
+class TrailWriter:
+    """Writes events to a file, one JSON object a line, each with ``e``, its kind, and ``at``, on the monotonic clock,
+    which all processes of a Linux machine share.
+
+    ============  ==================================================================================================
+    ``torch``     has been imported: ``version``, ``cuda``
+    ``alive``     batches have come, but no step has ended for some time
+    ``lost``      nothing more will be written: ``why``
+    ``begin``     this process, ``pid``, trains: it has called a model with gradients on, ``backward`` or an optimizer
+    ``unseen``    it has trained for some time, and no step was seen: ``how``, a clause
+    ``loader``    is first iterated over: ``l`` (its number), ``arguments`` (by the names of `DataLoader`), ``ahead``
+                  (batches that its workers make in advance), ``batches`` (an epoch's, or null), ``kind``
+    ``epoch``     of a loader begins: ``l``, or null if gradients are off; ``batches`` as below; ``start``: s that its
+                  iterator, with its workers, has taken to start. A loader that is made anew for each epoch keeps its
+                  number
+    ``made``      so far, from the data set of ``l``: ``batches``, in ``seconds``, added up over workers
+    ``step``      of an optimizer has ended: ``o`` (its number), ``batches`` (of loaders since the last step, each
+                  ``[l, batches, samples or null, wait in s]``), ``backwards`` (passes since the last step),
+                  ``left_out`` (updates that a gradient scaler has left out since then, if there are any); on CUDA
+                  ``device`` (s of the device's clock since the first step; the line is written when the device has
+                  got there) and ``stalled`` (s of that clock in which the device had nothing to do while the script
+                  waited for batches, or for workers to start)
+    ``turn``      another configuration has been switched to (``why``: or could not be); ``device`` as of a step
+    ``ready``     a turn is over, and the next command is waited for
+    ``loaded``    the loader has delivered by itself: ``batches``, ``samples``, ``seconds``; or what it delivers has
+                  been noted, unless that was ``refused``, with a reason; or ``raised``, a chain
+    ``failed``    a configuration that was tried has failed in the middle of a step (``why``), and the script's own is
+                  in force again; ``lost``: that step has trained nothing
+    ``loss``      ``backward`` is called: ``value``, of as many as were asked for
+    ``own``       all has been seen: ``process``, ``model``, ``optimizer``, each with facts about the script's own;
+                  ``machine``; and ``answers`` to what was asked, each ``[knob, value, why not, or null]``
+    ``memory``    CUDA, now and then: ``reserved``, ``allocated``, peaks in bytes
+    ``raised``    nobody has caught an exception in process ``pid``: ``chain``, each link ``[type's name, those of its
+                  bases, message, {errno, filename, layer, frames}]``, each frame ``[file, line]``, the innermost last;
+                  if that has ended a ``thread`` only, whether it ``trains``
+    ============  ==================================================================================================
+
+    Lines wait for `flush`. An event that is noted after a mark on the device is written when the device has got there.
+
+    Args:
+        path: of the file; it is appended to.
+
+    Attributes:
+        written_s: when lines were last written, on the monotonic clock.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.written_s = 0.0
+        self._lines: list[str] = []
+        # What is to be written once the device has got to a mark, in order.
+        self._ahead: deque[tuple[Any, str, list[tuple[Any, Any]]]] = deque()
+        self._first: Any = None
+        #: The card of the first step.
+        self._device: Any = None
+
+    def note(self, event: str, **facts: Any) -> None:
+        """Add an event, after everything that still waits for the device."""
+        text = json.dumps({"e": event, "at": round(time.monotonic(), 6), **facts})[:-1]
+        if self._ahead:
+            self._ahead.append((None, text, []))
+        else:
+            self._lines.append(text + "}\n")
+
+    def note_ahead(self, mark: Any, text: str, waits: list[tuple[Any, Any]]) -> None:
+        """Add an event that ends when the device gets to a mark; without a mark, it ends now.
+
+        Args:
+            text: its line, without the closing brace. waits: marks before and after each wait for a batch.
+        """
+        self._ahead.append((mark, text, waits))
+        self._write_reached()
+
+    def drop_ahead(self) -> None:
+        """Drop what waits for the device, which may never get there."""
+        self._ahead.clear()
+
+    def flush(self) -> None:
+        """Write the lines that wait for nothing."""
+        self.written_s = time.monotonic()
+        lines, self._lines = self._lines, []
+        # Opened each time: a script may close descriptors that it does not know, and open its own in their place.
+        with contextlib.suppress(OSError):
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            try:
+                os.write(descriptor, "".join(lines).encode())
+            finally:
+                os.close(descriptor)
+
+    def end(self) -> None:
+        """Write everything, without waiting for the device, which may hang."""
+        self._lines += [text + "}\n" for _, text, _ in self._ahead]
+        self._ahead.clear()
+        self.flush()
+
+    def catch_up(self) -> None:
+        """Wait for the device, and write everything."""
+        import torch
+
+        if self._first is not None:
+            torch.cuda.synchronize(self._device)
+            self._write_reached()
+            self.note_memory()
+        self.flush()
+
+    def wait_mark(self) -> Any:
+        """Return a mark at the end of what the device has been given; ``None`` before a step on CUDA has been seen."""
+        import torch
+
+        if self._first is None or is_capturing():
+            return None
+        mark = torch.cuda.Event(enable_timing=True)
+        mark.record(torch.cuda.current_stream(self._device))
+        return mark
+
+    def step_mark(self, optimizer: Any) -> Any:
+        """Return a mark at the end of what an optimizer's card has been given; ``None`` if that is no card, or another
+        one than that of the first step."""
+        import torch
+
+        device = next((p.device for group in optimizer.param_groups for p in group["params"]), None)
+        if device is None or device.type != "cuda" or self._device not in (None, device):
+            return None
+        self._device = device
+        mark = torch.cuda.Event(enable_timing=True)
+        mark.record(torch.cuda.current_stream(device))
+        return mark
+
+    def begins_at(self, mark: Any) -> None:
+        """Count the device's clock from a mark, unless it is counted already."""
+        self._first = self._first or mark
+
+    def note_memory(self) -> None:
+        """Add the peaks of the card of the first step."""
+        import torch
+
+        peaks = {
+            "reserved": torch.cuda.max_memory_reserved(self._device),
+            "allocated": torch.cuda.max_memory_allocated(self._device),
+        }
+        self.note("memory", **peaks)
+
+    def forget_memory(self) -> None:
+        """Begin peaks anew, and give back what no tensor uses, if training is on a card."""
+        import torch
+
+        if self._first is not None:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+    def _write_reached(self) -> None:
+        """Move what the device has got to among the lines to be written."""
+        while self._ahead and (self._ahead[0][0] is None or self._ahead[0][0].query()):
+            reached, text, waits = self._ahead.popleft()
+            if reached is not None:
+                text = f'{text},"device":{self._first.elapsed_time(reached) / 1e3:.6f}'
+            if waits and all(mark is not None and mark.query() for marks in waits for mark in marks):
+                stalled_s = sum(before.elapsed_time(after) for before, after in waits) / 1e3
+                text = f'{text},"stalled":{stalled_s:.6f}'
+            self._lines.append(text + "}\n")
+
+
+# Sees the first losses of a training.
+
+
+class Losses:
+    """Tells the losses that ``backward`` is called with. Each is waited for on the device.
+
+    Args:
+        count: how many of them; then the doors are what they were.
+        ours: returns whether this process may be the one that trains.
+        tell: called with each, a tensor with one element.
+    """
+
+    def __init__(self, count: int, ours: Callable[[], bool], tell: Callable[[Any], None]) -> None:
+        self._left = count
+        self._ours = ours
+        self._tell = tell
+        #: The last loss before a scaler made it larger.
+        self._unscaled: Any = None
+
+    def install(self) -> None:
+        """Look at every call of ``backward``, if there are any to be told."""
+        if not self._left:
+            return
+        import torch
+
+        theirs, scale = torch.Tensor.backward, torch.amp.GradScaler.scale
+
+        @wraps(scale)
+        def scaling(scaler: Any, outputs: Any) -> Any:
+            scaled = scale(scaler, outputs)
+            if self._left and isinstance(outputs, torch.Tensor) and outputs.numel() == 1:
+                # How large it is made, is no part of the loss.
+                self._unscaled = outputs.detach()
+            return scaled
+
+        @wraps(theirs)
+        def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._left and tensor.numel() == 1 and self._ours() and not is_capturing():
+                self._left -= 1
+                found, self._unscaled = self._unscaled, None
+                self._tell(tensor.detach() if found is None else found)
+                if not self._left and torch.Tensor.backward is backward:
+                    torch.Tensor.backward = theirs  # type: ignore[method-assign]
+                    if torch.amp.GradScaler.scale is scaling:
+                        torch.amp.GradScaler.scale = scale  # type: ignore[method-assign]
+            return theirs(tensor, *args, **kwargs)  # type: ignore[no-untyped-call]
+
+        torch.Tensor.backward = backward  # type: ignore[method-assign, assignment]
+        torch.amp.GradScaler.scale = scaling  # type: ignore[method-assign, assignment]
+
+
+# Times how long a loader takes to make a batch, wherever that happens.
+
+#: Data sets that are counted; a script may make its data set anew for each epoch.
+_DATASETS = 64
+#: Workers that are told apart; those beyond share places, and what one of two writes at once may be lost.
+_PLACES = 512
+_SHAPE = struct.Struct("dq")
+
+
+class Making:
+    """Adds up the seconds and the number of batches of each data set, in memory that forked workers share.
+
+    Workers that are spawned are not seen.
+    """
+
+    def __init__(self) -> None:
+        # A forked worker's data set lies where that of its parent does.
+        self._counts: dict[int, mmap.mmap] = {}
+
+    def install(self) -> None:
+        """Time all batches that are made from now on, here or in workers that are forked."""
+        from torch.utils.data._utils import fetch
+
+        for kind in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
+            self._time(kind)
+
+    def _time(self, kind: Any) -> None:
+        theirs = kind.fetch
+
+        @wraps(theirs)
+        def timed(fetcher: Any, *args: Any) -> Any:
+            counts = self._counts.get(id(fetcher.dataset))
+            if counts is None:
+                return theirs(fetcher, *args)
+            began = time.perf_counter()
+            batch = theirs(fetcher, *args)
+            _add(counts, time.perf_counter() - began)
+            return batch
+
+        kind.fetch = timed
+
+    def expect(self, dataset: Any) -> None:
+        """Count the batches of a data set whose loader is about to be iterated over."""
+        if id(dataset) not in self._counts:
+            while len(self._counts) >= _DATASETS:
+                del self._counts[next(iter(self._counts))]
+            self._counts[id(dataset)] = mmap.mmap(-1, _PLACES * _SHAPE.size)
+
+    def stop(self) -> None:
+        """Count no longer."""
+        self._counts = {}
+
+    def made(self, dataset: Any) -> tuple[float, int]:
+        """Return the seconds in which batches of a data set were made, added up over workers, and their number."""
+        counts = self._counts.get(id(dataset))
+        if counts is None:
+            return 0.0, 0
+        found = list(_SHAPE.iter_unpack(counts[:]))
+        return sum(seconds for seconds, _ in found), sum(number for _, number in found)
+
+
+def _add(counts: mmap.mmap, more_s: float) -> None:
+    at = os.getpid() % _PLACES * _SHAPE.size
+    seconds, number = _SHAPE.unpack_from(counts, at)
+    _SHAPE.pack_into(counts, at, seconds + more_s, number + 1)
+
+
+# Counts what trains: backward passes, and the updates that a gradient scaler leaves out.
+
+
+class Passes:
+    """Counts backward passes that have ended without an error, outside of an optimizer's step: how often a step calls
+    its closure is a matter of the numbers. And it counts the updates that a `GradScaler` leaves out because gradients
+    have overflowed, which are no fault of what is tried.
+
+    Args:
+        steps: returns the steps that an optimizer has taken; ``None`` if it is not known.
+        is_stepping: returns whether an optimizer is in the middle of a step.
+    """
+
+    def __init__(self, steps: Callable[[Any], int | None], is_stepping: Callable[[], bool]) -> None:
+        self._steps, self._is_stepping = steps, is_stepping
+        self._backwards = self._left_out = 0
+        self._undo: list[Callable[[], None]] = []
+
+    def install(self) -> None:
+        """Count from now on."""
+        import torch
+
+        theirs, step = torch.autograd.backward, torch.amp.GradScaler.step
+
+        @wraps(theirs)
+        def backward(*args: Any, **kwargs: Any) -> None:
+            theirs(*args, **kwargs)
+            if not self._is_stepping():
+                self._backwards += 1
+
+        @wraps(step)
+        def scaled_step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            before = self._steps(optimizer)
+            found = step(scaler, optimizer, *args, **kwargs)
+            self._left_out += before is not None and self._steps(optimizer) == before
+            return found
+
+        self._put(torch.autograd, "backward", backward, theirs)
+        self._put(torch.amp.GradScaler, "step", scaled_step, step)
+
+    def _put(self, holder: Any, name: str, ours: Any, theirs: Any) -> None:
+        setattr(holder, name, ours)
+
+        def undo() -> None:
+            if getattr(holder, name) is ours:
+                setattr(holder, name, theirs)
+
+        self._undo.append(undo)
+
+    def stop(self) -> None:
+        """Count no longer."""
+        while self._undo:
+            self._undo.pop()()
+
+    def take(self) -> tuple[int, int]:
+        """Return backward passes, and updates that were left out, since the last time."""
+        found = self._backwards, self._left_out
+        self._backwards = self._left_out = 0
+        return found
+
+
+# Writes down what a training does: its loaders, batches and the waits for them, steps, memory, and what ends it.
 
 #: Lines are written together, at most this often, so that watching costs little where steps are short.
 _EVERY_S = 0.1

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from autotune.base.errors import UsageError
-from autotune.profile.export.format import Exported, Format
 from autotune.profile import Profile
+from autotune.profile.export.format import Exported, Format
 
 #: Writing a text takes a moment; a function that takes longer than this is stuck.
 EXPORT_S = 20.0

@@ -1,4 +1,5 @@
-"""``python -P -m autotune.profile.export.own SOURCE``: reads a profile as JSON, writes ``{"text": …}`` or ``{"error": …}``."""
+"""``python -P -m autotune.profile.export.own SOURCE``: reads a profile as JSON, writes ``{"text": …}`` or ``{"error":
+…}``."""
 
 from __future__ import annotations
 

@@ -1,0 +1,376 @@
+"""Where a script that is measured may write."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import multiprocessing
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from autotune.base.errors import MachineError
+from autotune.base.layout import LaunchFiles
+from autotune.base.records import CommandRef, LeftFiles, Probe, TrialSpec
+from autotune.child import temporary, view_entry
+from autotune.child.launch import Beats
+
+# A copy-on-write view of the folder that a script runs in: a launch sees the folder as it was, under its own name, and
+# what it writes, changes or removes there is gone with it.
+#
+# It is an overlay in a mount namespace of the launch's own, which the kernel grants to any user, or not
+# (`autotune.child.view_entry`). What is written lies in the launch's temporary folder, because the upper layer of an
+# overlay must not be below the lower one, and studies usually are. Left out are the launch's own folder, which is in
+# the study; caches of the user's, which a launch may fill as it does elsewhere; and environments with Python's modules,
+# whose bytecode would be made anew at each launch.
+
+#: A first look that writes more than this, or takes a larger file for writing, is made without a view.
+MOST_BYTES = 2 * 2**30
+#: With less room left, the disk is full.
+_ROOM_BYTES = 16 * 2**20
+#: How many files that were written are named, and how many are looked at.
+_NAMED, _LOOKED_AT = 3, 5000
+#: What an overlay refuses, and the folder itself may not: to rename a folder that was there before, to change a file of
+#: another user's or group's.
+_UNFIT = (
+    errno.EXDEV,
+    errno.EOVERFLOW,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EPERM,
+    errno.EACCES,
+    errno.ENOTSUP,
+)
+_NUMBER = re.compile(r"\[Errno (\d+)\]")
+#: Variables that name folders which are shared by all that a user runs.
+_CACHES = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+#: Where environments usually are, and what tells one.
+_ENVIRONMENTS, _MARKS = (".venv", "venv", "env"), ("pyvenv.cfg", "conda-meta")
+
+
+class Refused(Exception):
+    """There can be no view; the message says why, as a clause."""
+
+
+class Outgrown(Exception):
+    """A first look has written too much for a view; the message says so, as a clause."""
+
+
+class View:
+    """A view of a command's folder for one launch.
+
+    Args:
+        runs_in: the folder that the command runs in.
+        place: the launch's temporary folder.
+        hidden: a file that the view is to lack.
+
+    Raises:
+        Refused: there can be none here.
+    """
+
+    def __init__(
+        self, spec: TrialSpec, command: CommandRef, runs_in: Path, place: Path | None, hidden: Path | None = None
+    ) -> None:
+        self.folder = Path(os.path.realpath(command.folder))
+        if place is None:
+            raise Refused("there is no room for temporary files")
+        place = Path(os.path.realpath(place)) / "view"
+        if place.is_relative_to(self.folder):
+            raise Refused(f"the folder for temporary files, {place.parent.parent}, is in it")
+        owner = os.stat(self.folder)
+        if os.geteuid() != 0 and (owner.st_uid, owner.st_gid) != (os.geteuid(), os.getegid()):
+            # What is there could not be changed: a user namespace has no other ids.
+            raise Refused("it belongs to another user or group")
+        self._place = place
+        self.upper, self._work = place / "upper", place / "work"
+        self._runs_in = runs_in
+        self._hidden = [] if hidden is None or not self._has(hidden) else [str(hidden)]
+        cache = spec.cache_folder
+        temporary.remove(place)
+        try:
+            for folder in (self.upper, self._work):
+                folder.mkdir(parents=True)
+            if cache is not None:
+                # Compiled code is the study's, and lasts longer than the launch that is the first to compile.
+                Path(cache).mkdir(parents=True, exist_ok=True)
+            # What the script makes there has the group and the mode that it would have had.
+            shutil.copymode(self.folder, self.upper)
+        except OSError as error:
+            raise Refused(f"{place} cannot be written ({error.strerror})") from error
+        kept = map(os.path.realpath, _kept(command, [spec.folder, *([] if cache is None else [cache])]))
+        self._kept = [path for path in kept if self._has(Path(path))]
+        self._free_bytes = self._left_bytes()
+
+    def _has(self, path: Path) -> bool:
+        return path != self.folder and path.is_relative_to(self.folder)
+
+    def start(self, words: Sequence[str], env: Mapping[str, str], **how: Any) -> subprocess.Popen[bytes]:
+        """Start a command in the view.
+
+        Raises:
+            Refused: the kernel does not let us.
+            OSError: the command cannot be run.
+        """
+        ours, theirs = os.pipe()
+        with open(ours, "rb") as answer:
+            plan = view_entry.EntryPlan(
+                theirs, str(self.folder), str(self.upper), str(self._work), str(self._runs_in), self._kept, self._hidden
+            )
+            # Without site and variables of Python's, which are for the command alone.
+            enter = [sys.executable, "-I", "-S", view_entry.__file__, *plan.words(), *words]
+            try:
+                process = subprocess.Popen(enter, env=env, pass_fds=[theirs], **how)
+            finally:
+                os.close(theirs)
+            # It ends when the command begins.
+            told = answer.read().decode(errors="replace").splitlines()
+        if told == ["entered"]:
+            return process
+        code = process.wait()
+        if told and told[-1].startswith("errno "):
+            number = int(told[-1].split()[1])
+            raise OSError(number, os.strerror(number))
+        raise Refused(told[0].removeprefix("refused ") if told else f"its process ended with exit code {code}")
+
+    def written(self, path: Path) -> Path:
+        """Return where a file lies that the command writes."""
+        inside = self._has(path) and not any(path.is_relative_to(kept) for kept in self._kept)
+        return self.upper / path.relative_to(self.folder) if inside else path
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room left for what the command writes."""
+        return self._left_bytes() < _ROOM_BYTES
+
+    @property
+    def no_room(self) -> MachineError:
+        """The error that says so."""
+        return MachineError(
+            f"what the script writes at a launch does not fit into {self._place.parent.parent}",
+            advice="TMPDIR names another folder for temporary files; or free some space.",
+        )
+
+    def check_size(self, pid: int) -> None:
+        """Check that not too much has been written for a first look.
+
+        Args:
+            pid: of the command.
+
+        Raises:
+            Outgrown: it has.
+        """
+        # Others may write there, too.
+        if self._free_bytes - self._left_bytes() <= MOST_BYTES:
+            return
+        sizes = _sizes(self.upper)
+        largest = max(sizes, key=lambda name: sizes[name], default=None)
+        # While a file is being copied, because it was opened for writing, it is nowhere to be seen.
+        if sum(sizes.values()) > MOST_BYTES or _written_bytes(pid) > MOST_BYTES:
+            raise Outgrown(
+                f"the script writes more than {MOST_BYTES >> 30} GiB there, or opens as much for writing"
+                + ("" if largest is None else f" ({largest})")
+            )
+
+    def _left_bytes(self) -> int:
+        try:
+            return shutil.disk_usage(self._place).free
+        except OSError:
+            return 0
+
+
+def _written_bytes(pid: int) -> int:
+    """Return how much a process and its children have written, to wherever."""
+    found = 0
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for each in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                found += each.io_counters().write_bytes
+    return found
+
+
+def temporary_folder() -> Path | None:
+    """Return the temporary folder of this launch, which the template has made (`autotune.child.temporary`)."""
+    found = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
+    return None if found is None else Path(found)
+
+
+def first_look(spec: TrialSpec, command: CommandRef, beats: Beats, look: Callable[[TrialSpec, Beats], Probe]) -> Probe:
+    """Look at a command over a view, or else without one, and tell in what is found which of them it was.
+
+    Where a view does not suit the script (the kernel lets us make one, and refuses what the script does in it), it is
+    looked at again without one. Later launches are to do as this one did.
+
+    Args:
+        look: the probe of a spec's command.
+
+    Raises: as `look`.
+    """
+
+    def found(view: bool) -> Probe:
+        changed = command.model_copy(update={"view": view})
+        return look(spec.model_copy(update={"command": changed}), beats)
+
+    why = _refusal(spec, command)
+    if why is None:
+        try:
+            return found(True).model_copy(update={"wrote": _wrote(command.folder)})
+        except Exception as error:
+            why = _unfit(error)
+            if why is None:
+                raise
+    return found(False).model_copy(update={"view_refused": why})
+
+
+def _refusal(spec: TrialSpec, command: CommandRef) -> str | None:
+    """Return why a view cannot be made here, as a clause; ``None`` if it can."""
+    try:
+        View(spec, command, Path(command.folder), temporary_folder()).start([], os.environ).wait()
+    except (Refused, OSError) as refused:
+        return str(refused)
+    return None
+
+
+def _unfit(error: BaseException) -> str | None:
+    """Return why a script that has failed in a view may do better without one, as a clause; ``None`` if it may not."""
+    if isinstance(error, Outgrown | MachineError):
+        return str(error)
+    link: BaseException | None = error
+    while link is not None:
+        number = getattr(link, "errno", None)
+        numbers = {number, *map(int, _NUMBER.findall(str(link)))}
+        text = next((os.strerror(n) for n in _UNFIT if n in numbers or os.strerror(n) in str(link)), None)
+        if text is not None:
+            return f"the script does there what such a view refuses ({text})"
+        link = link.__cause__ or link.__context__
+    return None
+
+
+def _kept(command: CommandRef, ours: Sequence[str]) -> Iterator[str]:
+    """Yield the files and folders that stay themselves, wherever they are."""
+    named = [os.environ[name] for name in _CACHES if os.environ.get(name)]
+    program = shutil.which(os.path.join(command.folder, command.words[0])) or shutil.which(command.words[0])
+    environments = [os.environ.get("VIRTUAL_ENV"), os.environ.get("CONDA_PREFIX")]
+    environments += [os.path.join(command.folder, name) for name in _ENVIRONMENTS]
+    if program is not None:
+        environments.append(os.path.dirname(os.path.dirname(os.path.abspath(program))))
+    found = [path for path in environments if path and any(os.path.exists(f"{path}/{name}") for name in _MARKS)]
+    yield from filter(os.path.exists, dict.fromkeys((*ours, os.path.expanduser("~/.cache"), *named, *found)))
+
+
+def _wrote(folder: str) -> LeftFiles | None:
+    """Return what was written in the view of this launch, but for Python's bytecode."""
+    place = temporary_folder()
+    sizes = {} if place is None else _sizes(place / "view" / "upper")
+    if not sizes:
+        return None
+    largest = sorted(sizes, key=lambda name: (-sizes[name], name))[:_NAMED]
+    names = tuple(os.fsencode(name).decode(errors="replace") for name in largest)
+    return LeftFiles(folder=folder, names=names, number=len(sizes), size_bytes=sum(sizes.values()))
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Return the sizes of the files below a folder, by their names relative to it; of very many, of some."""
+    found: dict[str, int] = {}
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        for name in names:
+            with contextlib.suppress(OSError):
+                seen = os.lstat(os.path.join(place, name))
+                # What was removed is there as a device.
+                if stat.S_ISREG(seen.st_mode):
+                    found[os.path.relpath(os.path.join(place, name), folder)] = seen.st_size
+        if len(found) > _LOOKED_AT:
+            break
+    return found
+
+
+# The folders that a launch of a script has for itself, what its words and variables mean in one of them, and an
+# environment in which experiment trackers are silent.
+
+#: Options of Python by which the current folder is a place to import from.
+_IMPORTS = ("-m", "-c")
+#: Variables that keep trackers from sending anything, with the values of a user's that do so as well. What a script
+#: itself says in its calls comes first, whatever these say.
+_SILENT = {
+    "WANDB_MODE": ("disabled", "offline", "dryrun"),
+    # Of `Experiment`, of `comet_ml.start`, and of transformers' callback.
+    "COMET_AUTO_LOG_DISABLE": ("1", "true"),
+    "COMET_START_ONLINE": ("0", "false"),
+    "COMET_MODE": ("DISABLED", "OFFLINE"),
+    # Both of neptune's clients know it.
+    "NEPTUNE_MODE": ("offline", "debug", "disabled"),
+    "CLEARML_OFFLINE_MODE": ("1", "true"),
+    "SWANLAB_MODE": ("disabled", "offline", "local"),
+    # Since MLflow 3.13, files as its store have to be allowed.
+    "MLFLOW_ALLOW_FILE_STORE": ("true",),
+}
+#: Variables for folders in which they keep what they do not send.
+_THROWN_AWAY = (
+    "COMET_OFFLINE_DIRECTORY", "NEPTUNE_DATA_DIRECTORY", "NEPTUNE_LOG_DIRECTORY", "CLEARML_CACHE_DIR", "TRACKIO_DIR",
+)  # fmt: skip
+#: The same for MLflow, as URIs.
+_STORES = ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI")
+#: What names something in the user's own store, or where to send to.
+_LEFT_OUT = (
+    "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_WEBHOOK_URL",
+)  # fmt: skip
+
+
+def prepare(command: CommandRef, files: LaunchFiles) -> tuple[Path, Path | None]:
+    """Make the folders that a launch has for itself.
+
+    Returns:
+        where it runs, and the folder that it is told to write to, if it is.
+    """
+    for folder, wanted in ((files.scratch, command.scratch), (files.output, command.output_flag is not None)):
+        # An attempt before this one may have been killed.
+        shutil.rmtree(folder, ignore_errors=True)
+        if wanted:
+            folder.mkdir()
+    return (
+        files.scratch if command.scratch else Path(command.folder),
+        None if command.output_flag is None else files.output,
+    )
+
+
+def elsewhere(words: Sequence[str], folder: str) -> list[str]:
+    """Return words that mean in any folder what they mean in this one: the files and folders that they name, also after
+    ``--option=``, are named in full. A program without a slash is looked for in ``PATH``."""
+    return [word if not i and os.sep not in word else _in_full(word, folder) for i, word in enumerate(words)]
+
+
+def _in_full(word: str, folder: str) -> str:
+    before, equals, name = word.partition("=") if word.startswith("-") else ("", "", word)
+    path = os.path.join(folder, name)
+    return f"{before}{equals}{path}" if name and os.path.exists(path) else word
+
+
+def importing(env: Mapping[str, str], words: Sequence[str], folder: str) -> dict[str, str]:
+    """Return an environment in which Python finds in any folder the modules that it finds in this one."""
+    own = [folder] if any(option in words for option in _IMPORTS) else []
+    outer = [os.path.join(folder, place) for place in env.get("PYTHONPATH", "").split(os.pathsep) if place]
+    return {**env, "PYTHONPATH": os.pathsep.join([*own, *outer])} if own or outer else dict(env)
+
+
+def silent(env: Mapping[str, str], place: Path) -> dict[str, str]:
+    """Return an environment in which experiment trackers send nothing.
+
+    Args:
+        place: a folder that is removed with the launch. What they write goes there.
+    """
+    found = {name: value for name, value in env.items() if name not in _LEFT_OUT}
+    for name, values in _SILENT.items():
+        if env.get(name, "").lower() not in map(str.lower, values):
+            found[name] = values[0]
+    found |= {name: str(place / "trackers" / name.split("_")[0].lower()) for name in _THROWN_AWAY}
+    return found | {name: (place / "trackers" / "mlflow").as_uri() for name in _STORES}

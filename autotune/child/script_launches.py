@@ -1,0 +1,608 @@
+"""The launches of a script: asked what it is, measured, or believed when it tells its own rate."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice, takewhile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from autotune import stats
+from autotune.base.clock import Clock
+from autotune.base.errors import AutotuneError, WorkloadError
+from autotune.base.layout import LaunchFiles
+from autotune.base.records import (
+    CommandRef,
+    DeliveryPlan,
+    Measurement,
+    Phase,
+    Probe,
+    TrainCheck,
+    TrialSpec,
+    Window,
+    WorkloadRef,
+)
+from autotune.child.failure import LEAVES, SKIPS, Slow, Unlike
+from autotune.child.launch import Beats
+from autotune.child.probe import compiler_here, native_bf16
+from autotune.child.script_process import ScriptProcess, never_inside, too_short
+from autotune.child.surroundings import Watcher, cards_of, processors_of, reason_to_discard
+from autotune.child.trail import NONE_INSIDE, DeliveryLog, Pauses, SeenLoader, SeenStep, Trail, Trained, refused_by
+from autotune.child.windows import Block, Timed, Windows
+from autotune.knobs import KNOBS, answer_to
+from autotune.knobs.alloc_conf import expands, limits_splitting
+from autotune.knobs.batch_size import KNOB as BATCH_SIZE
+from autotune.knobs.num_workers import WORKERS
+from autotune.knobs.optimizer_impl import KNOB as OPTIMIZER_IMPL
+from autotune.knobs.precision import KNOB as PRECISION
+from autotune.launcher import entering
+from autotune.machine.gpu import NvmlUnavailable, gpus, visible
+from autotune.machine.host import tree_memory_bytes
+from autotune.training.feed import LONGEST_EPOCH_S, MOSTLY_STEADY, NEVER_STEADY
+
+# Launches of a command: a script of the user's trains under a configuration, until its rate or the losses of its first
+# steps are known.
+
+#: Of a script whose epochs end early, so many losses are enough: it may end with the last of them.
+FEWEST_LOSSES = 8
+#: A step waited for its loader if that took more than this fraction of it.
+WAITED = 0.05
+#: An epoch of at most so many steps is measured whole if that takes no longer.
+FEW_STEPS = 8
+
+
+def measure_command(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Measurement:
+    """Run ``spec.command`` under ``spec.config``, measure its training, and end it.
+
+    Args:
+        began: `clock` reading at the start of the launch; start-up time is counted from it.
+
+    Raises:
+        Slow: the rate is certainly below the plan's threshold.
+        Unlike: it does not train on its batches as the baseline does.
+        Disturbed: other processes kept the machine too busy to measure.
+        WorkloadError: the script ended too early, or does not train as far as can be seen.
+        Exception: what the script did not catch.
+    """
+    command = spec.command
+    if command is None:
+        raise AutotuneError(f"{spec.launch} is to run a command and is not told which")
+    around = Watcher(cards_of(spec), clock, processors_of(spec))
+    script = ScriptProcess(spec, command, beats)
+    try:
+        found = _Watched(spec, command, script, around, beats, began).measurement()
+    finally:
+        script.end()
+    # Of a failure it is evidence.
+    LaunchFiles(Path(spec.folder)).trail.unlink(missing_ok=True)
+    return found
+
+
+def check_command(spec: TrialSpec, beats: Beats) -> TrainCheck:
+    """Run ``spec.command`` under ``spec.config`` for the losses of its first steps, and end it.
+
+    A loss that is not finite is a result here, not a failure. Which tensors change is not looked at. What its loaders
+    deliver is noted, if the plan says so.
+
+    Raises:
+        WorkloadError: the script ended too early, or does not train as far as can be seen.
+        Exception: what the script did not catch.
+    """
+    command, plan = spec.command, spec.check
+    if command is None or plan is None:
+        raise AutotuneError(f"{spec.launch} is to check a script and is not told which, or how")
+    log = DeliveryLog(plan.deliveries, LaunchFiles(Path(spec.folder)))
+    script = ScriptProcess(spec, command, beats, losses=plan.steps, seed=plan.seed, deliveries=plan.deliveries)
+    trail = script.trail
+    try:
+        for _ in script.looks():
+            # What a reference delivers is known.
+            over = plan.reference or log.is_over()
+            if not all(map(math.isfinite, trail.losses)) or (len(trail.losses) >= plan.steps and over):
+                break
+    except Exception:
+        # A script may not expect that its epochs end early. The one that it is compared with got through two of them.
+        known = plan.deliveries is not None and plan.deliveries.epochs > 1
+        if known or not log.has_ended_early or len(trail.losses) < min(plan.steps, FEWEST_LOSSES):
+            raise
+    finally:
+        script.end()
+    finite = list(takewhile(math.isfinite, trail.losses))
+    enough = min(plan.steps, FEWEST_LOSSES) if log.has_ended_early else plan.steps
+    if len(finite) == len(trail.losses) < enough:
+        raise too_short(script)
+    return TrainCheck(
+        losses=tuple(finite), finite=len(finite) == len(trail.losses), changed=1.0, deliveries=log.found()
+    )
+
+
+@dataclass
+class _Warm:
+    """The warm-up: its steps, how long they took together, and whether the loader's head start was used up.
+
+    Attributes:
+        own: those of them that nothing else was seen in.
+    """
+
+    steps: int = 0
+    seconds: float = 0.0
+    drained: bool = False
+    own: list[SeenStep] = field(default_factory=list)
+
+
+class _Watched:
+    def __init__(
+        self, spec: TrialSpec, command: CommandRef, script: ScriptProcess, around: Watcher, beats: Beats, began: float
+    ) -> None:
+        self._spec = spec
+        self._command = command
+        self._script = script
+        self._around = around
+        self._beats = beats
+        self._began = began
+        self._windows = Windows(spec.plan, around.cores)
+        self._turns_s: list[float] = []
+        self._trained = Trained()
+        #: Seconds of steps in the middle of an epoch.
+        self._inside_s: list[float] = []
+        #: Windows are whole epochs.
+        self._whole = False
+        self._pauses = Pauses()
+        self._counts_samples = False
+        #: An epoch's, about, and since the windows began.
+        self._epoch_s = self._elapsed_s = 0.0
+        #: As `SeenLoader.made`, when the windows began.
+        self._made_before = (0, 0.0)
+
+    def measurement(self) -> Measurement:
+        """Watch the script until its rate is known."""
+        steps = self._script.steps()
+        first = self._next(steps)
+        self._around.settle_in()
+        trail = self._script.trail
+        first_at = first.ended_at - first.host_s
+        forward_at = trail.began_at if trail.began_at is not None else first_at
+        warm = self._warm_up(steps, first)
+        self._beats.enter(Phase.MEASURE)
+        self._made_before = trail.loader.made if trail.loader is not None else (0, 0.0)
+        self._windows.whole_epochs = self._whole = self._are_whole(warm, trail.loader)
+        self._measure(steps)
+        windows = self._windows
+        found = (
+            trail.known(self._found(warm, forward_at - self._began, max(0.0, first_at - forward_at)), self._spec)
+            if len(windows.kept) > 1
+            else None
+        )
+        if windows.slow:
+            raise Slow(windows.rate.per_s, found)
+        if found is None and windows.discarded:
+            raise windows.disturbed(self._elapsed_s)
+        if found is None:
+            raise too_short(self._script) if self._script.has_ended else never_inside(trail)
+        return found
+
+    def _next(self, steps: Iterator[SeenStep]) -> SeenStep:
+        for step in steps:
+            return step
+        raise too_short(self._script)
+
+    def _warm_up(self, steps: Iterator[SeenStep], step: SeenStep) -> _Warm:
+        """Let the script train until its loader's head start is used up, as far as can be told from its waits."""
+        plan, warm, waited = self._spec.plan, _Warm(), 0
+        while True:
+            warm.steps += 1
+            warm.seconds += step.seconds
+            if step.own_s is not None:
+                warm.own.append(step)
+            if step.whole:
+                waited = waited + 1 if step.wait_s > WAITED * step.seconds else 0
+            loader = self._script.trail.loader
+            warm.drained = loader is None or warm.steps >= loader.ahead or waited >= 2
+            if warm.steps >= plan.warmup_steps and (warm.drained or warm.seconds > plan.max_warmup_s):
+                return warm
+            step = self._next(steps)
+
+    def _are_whole(self, warm: _Warm, loader: SeenLoader | None) -> bool:
+        """Return whether windows are whole epochs, with their turns: short ones have no steady part."""
+        batches = None if loader is None else loader.epoch_batches
+        if loader is None or batches is None or not warm.own:
+            return False
+        samples = median(step.samples or 0 for step in warm.own)
+        steps: float = batches
+        if loader.batch_size and samples:
+            steps = max(1.0, batches * loader.batch_size / samples)
+        self._epoch_s = steps * median(step.own_s or 0.0 for step in warm.own)
+        if steps <= NONE_INSIDE or batches <= NEVER_STEADY * loader.ahead:
+            return self._epoch_s <= LONGEST_EPOCH_S
+        short = steps <= FEW_STEPS or batches <= MOSTLY_STEADY * loader.ahead
+        return short and self._epoch_s <= self._spec.plan.max_measure_s / stats.FEWEST_WINDOWS
+
+    def _measure(self, steps: Iterator[SeenStep]) -> None:
+        """Fill windows until there are enough, or the script ends."""
+        plan, loader = self._spec.plan, self._script.trail.loader
+        self._around.read()
+        began: float | None = None
+        taken: list[SeenStep] = []
+        #: Of whole epochs, or from pause to pause: one has begun, and nothing was seen in it that cannot be told apart.
+        inside = False
+        for step in steps:
+            began = step.ended_at - step.seconds if began is None else began
+            self._elapsed_s = step.ended_at - began
+            if self._whole and loader is not None and loader.epoch_batches is None:
+                # It goes on for ever.
+                self._whole = self._windows.whole_epochs = False
+                taken = []
+            if step.turned and step.own_s is not None:
+                self._turns_s.append(step.own_s)
+            closed = False
+            if step.whole or (self._whole and step.alone and step.own_s is not None):
+                self._trained.add(step)
+            if self._script.trail.failed is not None:
+                raise Unlike(self._script.trail.failed, LEAVES)
+            if self._whole:
+                if step.began:
+                    # The last one is over. Several, if they are short, are one window.
+                    closed = self._seconds(taken) >= plan.min_window_s and self._close(taken)
+                    taken, inside = [] if closed else taken, True
+                inside = inside and step.own_s is not None
+                if inside:
+                    taken.append(step)
+                else:
+                    taken = []
+            else:
+                paused, anew = self._paused(step, loader)
+                if anew:
+                    taken, inside = [], False
+                by_pauses = self._windows.whole_epochs
+                if not step.whole:
+                    closed = not by_pauses and self._close(taken)
+                    taken, inside = [], False
+                elif inside or not by_pauses:
+                    taken.append(step)
+                full = self._seconds(taken) >= plan.min_window_s and (paused or not by_pauses)
+                if full and self._close(taken):
+                    closed, taken = True, []
+                inside = (inside or paused) and not self._whole
+            if closed and not self._pauses.may_be:
+                self._script.rate_per_s = self._windows.rate_per_s
+                if self._windows.over(self._elapsed_s):
+                    return
+            elif not taken:
+                # What went on meanwhile is no window's business.
+                self._around.read()
+            if not taken and self._elapsed_s > 2 * max(plan.max_measure_s, self._epoch_s if self._whole else 0.0):
+                return
+
+    def _paused(self, step: SeenStep, loader: SeenLoader | None) -> tuple[bool, bool]:
+        """Return whether there was a pause in a step, and whether windows are others from now on: from pause to pause,
+        or whole epochs where each has pauses of its own."""
+        pauses = self._pauses
+        paused = step.whole and pauses.add(step)
+        if step.began:
+            pauses.turn()
+        self._whole = pauses.regular and pauses.across and self._has_epochs(loader)
+        if not self._whole and pauses.regular == self._windows.whole_epochs:
+            return paused, False
+        # Windows that were closed without a look at pauses are none.
+        self._windows = Windows(self._spec.plan, self._around.cores)
+        self._windows.whole_epochs = pauses.regular
+        return paused, True
+
+    def _has_epochs(self, loader: SeenLoader | None) -> bool:
+        """Return whether there is time for as many epochs as there are to be windows."""
+        known = loader is not None and loader.epoch_batches is not None
+        return (
+            known and max(self._pauses.period_s, self._epoch_s) <= self._spec.plan.max_measure_s / stats.FEWEST_WINDOWS
+        )
+
+    def _seconds(self, taken: list[SeenStep]) -> float:
+        return sum(step.own_s or 0.0 for step in taken)
+
+    def _close(self, taken: list[SeenStep]) -> bool:
+        """Note a window, if anything was trained on in it."""
+        if not any(map(self._samples, taken)):
+            return False
+        self._inside_s += [step.seconds for step in taken if step.whole]
+        around, energy_j = self._around.read()
+        window = Window(
+            steps=len(taken),
+            samples=sum(self._samples(step) for step in taken),
+            seconds=self._seconds(taken),
+            around=around,
+            discarded=reason_to_discard(around, self._around.cores, self._spec.plan.busy_cores),
+        )
+        own = [(step.own_s or 0.0, min(step.wait_s, step.own_s or 0.0)) for step in taken]
+        timed = tuple(Timed(own_s, wait_s, own_s - wait_s, 0.0) for own_s, wait_s in own)
+        self._windows.add(Block(window, timed, energy_j=energy_j))
+        unlike = self._trained.unlike(self._spec.plan.per_batch)
+        if unlike is not None:
+            raise Unlike(unlike, SKIPS)
+        return True
+
+    def _samples(self, step: SeenStep) -> int:
+        """Return the samples of a step; 1 where nothing tells them, so that the rate is one of steps."""
+        self._counts_samples |= step.samples is not None or bool(self._command.samples_per_step)
+        return self._command.samples_per_step or (1 if step.samples is None else step.samples)
+
+    def _capacity_per_s(self) -> float | None:
+        """Return what the loader's workers could deliver, by the time that each takes for a batch; ``None`` if that was
+        not seen."""
+        loader = self._script.trail.loader
+        if loader is None or not loader.batch_size:
+            return None
+        batches, seconds = loader.made[0] - self._made_before[0], loader.made[1] - self._made_before[1]
+        workers = max(1, int(loader.arguments[WORKERS] or 0))
+        return workers * loader.batch_size * batches / seconds if batches > 0 and seconds > 0 else None
+
+    def _unsettled(self, warm: _Warm) -> str | None:
+        if not warm.drained:
+            return "the loader's queue was still draining when warm-up ran out of time"
+        if self._pauses.may_be:
+            return "the script paused between two steps, and it is not known how often it does"
+        return None
+
+    def _found(self, warm: _Warm, startup_s: float, compile_s: float) -> Measurement:
+        windows, trail = self._windows, self._script.trail
+        kept = windows.kept
+        steps = [step for block in kept for step in block.steps]
+        cut = [step for block in windows.cut for step in block.steps]
+        turn_s = None
+        if self._turns_s and self._inside_s:
+            turn_s = max(0.0, median(self._turns_s) - median(self._inside_s))
+        samples = sum(block.window.samples for block in kept) / len(steps)
+        loader = trail.loader
+        epoch = round((loader.epoch_batches or 0) * (loader.batch_size or 0)) if loader is not None else 0
+        steady = windows.rate
+        # Whole epochs have their turns in them.
+        rate = steady if self._whole else stats.with_epoch_turn(steady, turn_s if epoch else None, epoch)
+        device_s = sum(step.device_s for step in steps)
+        host_bytes = tree_memory_bytes(self._script.pid)
+        backwards, updates = self._trained.per_batch or (None, None)
+        return Measurement(
+            batch_size=round(samples),
+            counts="samples" if self._counts_samples else "steps",
+            samples_per_s=rate.per_s,
+            ci95_per_s=(rate.low_per_s, rate.high_per_s),
+            steady_per_s=steady.per_s,
+            windows=tuple(block.window for block in kept),
+            step_s=tuple(step.step_s for step in steps),
+            wait_s=tuple(step.wait_s for step in steps),
+            device_s=tuple(step.device_s for step in steps),
+            device_per_s=samples * len(steps) / device_s if device_s else None,
+            loader_capacity_per_s=self._capacity_per_s(),
+            settled=warm.drained and windows.settled and not self._pauses.may_be,
+            unsettled=self._unsettled(warm),
+            warmup_steps=1 + warm.steps + len(cut),
+            relative_se=rate.relative_se,
+            degrees=rate.degrees,
+            autocorrelation=stats.autocorrelation([block.window for block in kept]),
+            discarded=tuple(windows.discarded),
+            energy_j=windows.energy_j,
+            sm_clock_mhz=windows.clock_mhz,
+            startup_s=startup_s,
+            compile_s=compile_s,
+            warmup_s=warm.seconds + sum(block.window.seconds for block in windows.cut),
+            measured_s=sum(block.window.seconds for block in kept),
+            loader_wait_fraction=sum(step.wait_s for step in steps) / sum(step.step_s for step in steps),
+            even_steps=stats.even_after([step.device_s for step in steps]),
+            backwards_per_batch=backwards,
+            updates_per_batch=updates,
+            epoch_turn_s=turn_s,
+            epoch_samples=epoch,
+            peak_allocated_bytes=host_bytes if trail.allocated_bytes is None else trail.allocated_bytes,
+            peak_reserved_bytes=trail.reserved_bytes,
+            host_memory_bytes=host_bytes,
+        )
+
+
+# The probe of a program that is not looked into: it tells its own rate, and its command sets all that is searched.
+
+
+NOT_INSIDE = "the program is not looked into, and its command does not set it"
+
+
+def probe_program(spec: TrialSpec, command: CommandRef, beats: Beats) -> Probe:
+    """Run a program until it has told its rate twice, end it, and return what can be known of it.
+
+    Raises:
+        WorkloadError: it ended before that, or what it told is no number.
+    """
+    script = ScriptProcess(spec, command, beats)
+    try:
+        told = next(islice(script.steps(), 1), None)
+    finally:
+        script.end()
+    if told is None:
+        raise too_short(script)
+    return _probe(spec, command)
+
+
+def _probe(spec: TrialSpec, command: CommandRef) -> Probe:
+    in_command = entering.set_by(command)
+    others = [knob for name, knob in KNOBS.items() if name not in in_command]
+    outside = {
+        knob.name: {answer_to(knob, value): NOT_INSIDE for value in knob.values or (knob.minimum, knob.maximum)}
+        for knob in others
+    }
+    listed = gpus()
+    cards = [] if isinstance(listed, NvmlUnavailable) else visible(listed, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    card = cards[0] if cards and spec.devices[0] != "cpu" else None
+    batch = command.samples_per_step or (spec.batch_size if "batch_size" in in_command else 1)
+    # What it could do, its author has written into its command; only of the machine something is known.
+    return Probe(
+        torch_version="",
+        torchvision_version="",
+        python_version=platform.python_version(),
+        cuda_version=None,
+        cudnn_version=None,
+        device=spec.devices[0],
+        device_name="cpu" if card is None else card.name,
+        device_memory_bytes=None if card is None else card.memory_bytes,
+        device_uuid=None if card is None else card.uuid,
+        native_bf16=True,
+        tf32=True,
+        cudagraphs=True,
+        compiler="its own",
+        worker_start_method=spec.worker_start_method,
+        cores=len(os.sched_getaffinity(0)),
+        workload_sha256=spec.workload.sha256,
+        workload_name=spec.workload.name,
+        default_batch_size=batch,
+        default_image_size=None,
+        cpu_image_size=None,
+        wants_data=None,
+        varying_shapes=False,
+        has_images=True,
+        optimizer_impls=("for-loop", "foreach", "fused"),
+        own_optimizer_impl="foreach",
+        parameters=0,
+        dataset_samples=None,
+        sample_bytes=None,
+        own={} if "batch_size" in in_command else {"batch_size": batch},
+        outside=outside,
+        in_command=tuple(sorted(in_command)),
+    )
+
+
+# The probe of a command: a script of the user's trains for some steps as it stands, and is asked what it does itself
+# and what could be set from outside.
+
+
+def probe_command(spec: TrialSpec, beats: Beats) -> Probe:
+    """Run ``spec.command`` until all that it trains with has been seen, and end it.
+
+    Raises:
+        WorkloadError: the script ended too early, or does not train as far as can be seen.
+        Exception: what the script did not catch.
+    """
+    command = spec.command
+    if command is None:
+        raise AutotuneError(f"{spec.launch} is to run a command and is not told which")
+    if command.rate is not None:
+        return probe_program(spec, command, beats)
+    in_command = entering.set_by(command)
+    plan = DeliveryPlan()
+    log = DeliveryLog(plan, LaunchFiles(Path(spec.folder)))
+    asked = entering.question(in_command=in_command)
+    # The order of its samples is the same in launches with which it is compared, if the script draws it.
+    script = ScriptProcess(spec, command, beats, asked=asked, seed=plan.seed, deliveries=plan)
+    trail = script.trail
+    try:
+        for _ in script.looks():
+            over = log.is_over() or (trail.own is not None and not log.has_begun)
+            if trail.own is not None and over:
+                break
+    except Exception:
+        # A script may not expect that its epochs end early. What was to be seen of its training has been seen.
+        if trail.own is None or not log.has_ended_early:
+            raise
+    finally:
+        script.end()
+    if trail.own is None or not trail.own["optimizer"]:
+        raise too_short(script)
+    if trail.loader is None and any(flag.knob == BATCH_SIZE.name for flag in entering.flags_of(command.flags)):
+        raise WorkloadError(
+            "no loader was seen, so nobody would count the samples of other batch sizes",
+            advice=f"leave --map {BATCH_SIZE.name} out.",
+        )
+    found = probe_of(command, trail, trail.own, in_command, spec.workload, device=spec.devices[0])
+    if found.device != "cpu" and spec.devices[0] == "cpu":
+        raise WorkloadError("the script trains on CUDA, and the CPU was asked for", advice="leave --device out.")
+    deliveries = log.found()
+    outside = {name: dict(answers) for name, answers in found.outside.items()}
+    for name, answer, why in refused_by(deliveries, found.own or {}) if deliveries is not None else ():
+        outside.setdefault(name, {}).setdefault(answer, why)
+    return found.model_copy(update={"deliveries": deliveries, "outside": outside})
+
+
+def probe_of(
+    command: CommandRef,
+    trail: Trail,
+    told: Mapping[str, Any],
+    in_command: set[str],
+    workload: WorkloadRef,
+    *,
+    device: str = "cuda:0",
+) -> Probe:
+    """Return what is known of a script from what it does itself.
+
+    Args:
+        told: facts and answers of the agent, which was asked the `question`. in_command: knobs that the command sets.
+        workload: how the script is called. device: its card, if it trains on one.
+
+    Raises:
+        WorkloadError: autotune knows nothing of the device that it trains on.
+    """
+    card = device
+    machine, model, optimizer = told["machine"], told["model"], told["optimizer"]
+    device = model.get("device") or optimizer["device"]
+    if device not in ("cpu", "cuda"):
+        raise WorkloadError(f"the script trains on {device!r}", advice="autotune knows CPUs and CUDA.")
+    cuda = device == "cuda"
+    loader = trail.loader
+    facts = {
+        **{door: told[door] for door in ("process", "model", "optimizer")},
+        "loader": {} if loader is None else loader.arguments,
+        "device": device,
+    }
+    own = {name: value for name, knob in KNOBS.items() if (value := knob.own_outside(facts)) is not None}
+    placed = entering.places(command.words)
+    # Without a loader nothing tells samples, and rates are in steps.
+    own.setdefault(BATCH_SIZE.name, command.samples_per_step or 1)
+    offers = {"for-loop": True, "foreach": "foreach" in optimizer, "fused": "fused" in optimizer}
+    compiler, compiler_lack = compiler_here(machine["capability"][0] if cuda else None)
+    samples = loader.batch_size * loader.batches if loader and loader.batch_size and loader.batches else None
+    outside: dict[str, dict[str, str]] = {}
+    for name, value, why_not in told["answers"]:
+        if why_not is not None:
+            outside.setdefault(name, {})[answer_to(KNOBS[name], value)] = why_not
+    if PRECISION.name not in in_command:
+        PRECISION.not_beside(own, outside)
+    return Probe(
+        torch_version=trail.torch_version or "",
+        torchvision_version=machine["vision"] or "",
+        python_version=machine["python"],
+        cuda_version=trail.cuda,
+        cudnn_version=machine.get("cudnn"),
+        device=card if cuda else "cpu",
+        device_name=machine.get("name", "cpu"),
+        device_memory_bytes=machine.get("memory"),
+        device_uuid=f"GPU-{machine['uuid']}" if machine.get("uuid") else None,
+        native_bf16=native_bf16(machine.get("bf16")),
+        tf32=cuda and machine["capability"][0] >= 8,
+        cudagraphs=cuda,
+        compiler=compiler,
+        compiler_lack=compiler_lack,
+        worker_start_method=machine["start_method"],
+        # Launchers of scripts ask for one thread, and there may be more cores than that.
+        cores=max(told["process"]["threads"], torch.get_num_threads()),
+        multiprocessors=machine.get("multiprocessors"),
+        workload_sha256=workload.sha256,
+        workload_name=workload.name,
+        default_batch_size=int(own["batch_size"]),
+        default_image_size=None,
+        cpu_image_size=None,
+        wants_data=None,
+        varying_shapes=False,
+        has_images=bool(model.get("images")),
+        has_volumes=bool(model.get("volumes")),
+        optimizer_impls=tuple(name for name, there in offers.items() if there),
+        own_optimizer_impl=str(own[OPTIMIZER_IMPL.name]),
+        parameters=model.get("parameters") or optimizer["parameters"],
+        dataset_samples=samples,
+        sample_bytes=None,
+        # Of what has a place, the value is what has just been put there.
+        own={name: value for name, value in own.items() if name not in placed},
+        outside=outside,
+        in_command=tuple(sorted(in_command)),
+        ranks=machine["ranks"],
+        expandable_segments=expands(os.environ),
+        limits_splitting=limits_splitting(os.environ),
+    )

@@ -1,0 +1,673 @@
+"""A script of the user's in a process of its own, watched from outside."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+
+from autotune.base.errors import MachineError, WorkloadError
+from autotune.base.files import read_regular
+from autotune.base.layout import LaunchFiles
+from autotune.base.records import CommandRef, DeliveryPlan, LaunchKind, Phase, TrialSpec
+from autotune.child.last_words import last_line, last_words
+from autotune.child.launch import Beats
+from autotune.child.readings import Readings
+from autotune.child.script_folders import Refused, View, elsewhere, importing, prepare, silent, temporary_folder
+from autotune.child.trail import SeenStep, Trail, told_deliveries
+from autotune.launcher import entering
+from autotune.machine import system
+from autotune.machine.host import oom_kill_count
+
+# Why a script cannot be measured although nothing has failed.
+
+
+class Seen(Protocol):
+    """A script that has been watched; see `ScriptProcess`."""
+
+    trail: Trail
+    in_background: bool
+
+
+def too_short(script: Seen) -> WorkloadError:
+    """Return the error for a script that ended before enough of its training was seen."""
+    trail = script.trail
+    if script.in_background and trail.elsewhere != "spawned":
+        return WorkloadError(
+            "the command has ended, and what it started goes on in the background, where it cannot be measured",
+            advice="start the script in the foreground.",
+        )
+    taken = max(trail.optimizer_steps.values(), default=0)
+    if isinstance(trail, Readings):
+        return _told_too_little(trail, taken)
+    if trail.torch_version is None:
+        return WorkloadError(
+            "the script ended and has not imported torch",
+            advice="if it has, something on the way to it replaces PYTHONPATH, by which autotune enters; if it is not "
+            "PyTorch's, it can tell its rate itself: --rate.",
+        )
+    if not taken and trail.elsewhere is not None:
+        return trains_elsewhere(trail.elsewhere)
+    if not taken:
+        return WorkloadError(
+            "the script ended and no optimizer of PyTorch has taken a step",
+            advice="steps are seen of torch.optim's classes, and of those that are made from them.",
+        )
+    return WorkloadError(
+        f"the script ended after {taken} step(s), too few to tell its rate",
+        advice="let it train for longer; it is ended as soon as enough was seen.",
+    )
+
+
+def _told_too_little(trail: Readings, taken: int) -> WorkloadError:
+    if taken:
+        return WorkloadError(
+            f"the program ended after it had told its rate {taken} time(s), too few to measure it",
+            advice="let it train for longer, or tell its rate more often; it is ended as soon as enough was seen.",
+        )
+    where = "nothing that it wrote" if trail.events else "it wrote nothing that"
+    return WorkloadError(
+        f"the program ended, and {where} matches --rate {trail.expression!r}",
+        advice="its lines are in stdout.log and stderr.log of the launch; a file of its own is named with --rate-file.",
+    )
+
+
+def trains_elsewhere(how: str) -> WorkloadError:
+    """Return the error for a script that trains where it is not watched.
+
+    Args:
+        how: its process has come about: ``forked`` or ``spawned``.
+    """
+    return WorkloadError(
+        f"the script trains in a process that it has {how} itself, and which is not seen",
+        advice="let it train in its own process, or start its ranks with torchrun.",
+    )
+
+
+def updates_unseen(how: str) -> WorkloadError:
+    """Return the error for a script that trains without steps that can be seen.
+
+    Args:
+        how: as a clause.
+    """
+    return WorkloadError(
+        f"the script trains, and no optimizer of PyTorch takes a step: {how}",
+        advice="update its weights by an optimizer of torch.optim, or a class made from one, or let the script print "
+        "its rate, and say how with --rate.",
+    )
+
+
+def kept_out() -> WorkloadError:
+    """Return the error for a script whose process the agent cannot enter."""
+    return WorkloadError(
+        "the script has imported torch, and autotune could not enter it: something on the way to it replaces "
+        "PYTHONPATH, or has Python ignore it",
+        advice="put folders in front of what is there (PYTHONPATH=DIR:$PYTHONPATH), or let the script print its rate, "
+        "and say how with --rate.",
+    )
+
+
+def never_inside(trail: Trail) -> WorkloadError:
+    """Return the error for a script that goes on training, and none of whose steps can be told from the turns of its
+    epochs and its evaluations."""
+    if isinstance(trail, Readings):
+        taken = trail.optimizer_steps[0]
+        return WorkloadError(
+            f"the program told its rate only {taken} time(s) in the time that a launch is measured",
+            advice="let it tell its rate more often, or allow more time with --budget.",
+        )
+    loader = trail.loader
+    batches = "" if loader is None or loader.batches is None else f", of {loader.batches} batch(es) each,"
+    return WorkloadError(
+        f"none of the script's steps began and ended inside an epoch{batches} without anything else between",
+        advice="let it train on more data, or evaluate less often.",
+    )
+
+
+# A script of the user's as a child of a launch: started with the agent in it, watched step by step, and ended.
+
+#: How often to look whether steps have ended.
+LOOK_S = 0.02
+#: How long a program may take to end when it is asked to, before it is killed; less than the launcher waits.
+END_S = 3.0
+#: Programs that start others and are asked to end, since what they have started may be out of reach; by the names of
+#: programs and of Python's modules.
+_STARTERS = frozenset({
+    "torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "accelerate.commands.launch",
+    "deepspeed", "composer", "colossalai", "horovodrun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun",
+    "srun", "jsrun", "flux", "aprun", "docker", "podman", "nerdctl", "ssh", "ray",
+})  # fmt: skip
+#: Python's own options come before.
+_MODULE_BEFORE = 6
+#: If a process that is not watched has trained for so long, and the script's own does not, it never will.
+ELSEWHERE_S = 5.0
+#: If nothing has trained for so long since an exception has ended a thread, that was the script's end: the thread that
+#: trained, and any other.
+THREAD_S, OTHER_THREAD_S = 2.0, 60.0
+#: If torch has been imported for so long where the agent cannot enter, it never will.
+KEPT_OUT_S = 5.0
+#: In the name of the library that each process with torch in it has mapped.
+_TORCHS = b"libtorch_python"
+_SHELLS = 128
+#: Python's exit code after an exception.
+_PYTHONS = 1
+#: In which the traceback of that is looked for.
+_LOG_BYTES = 2**14
+#: Attribute of an exception that was raised in a script's process: the frames that it passed there, each ``[file,
+#: line]``.
+FRAMES = "_autotune_frames"
+
+
+class ScriptKilled(Exception):
+    """A signal ended the script.
+
+    Attributes:
+        number: of the signal. by_kernel: the kernel's memory killer has been at work meanwhile.
+    """
+
+    def __init__(self, number: int, *, by_kernel: bool) -> None:
+        super().__init__(f"the script was ended by {_name(number)}")
+        self.number = number
+        self.by_kernel = by_kernel
+
+
+class Terminal:
+    """A terminal for the stdin of a command, which may ask how wide it is. There is nothing to read on it.
+
+    Entering it returns the descriptor for the command, which is closed on leaving: nothing, where there are no
+    terminals.
+    """
+
+    def __init__(self) -> None:
+        self._ours = self._theirs = -1
+        with contextlib.suppress(OSError, termios.error):
+            self._ours, self._theirs = os.openpty()
+            columns, rows = shutil.get_terminal_size()
+            termios.tcsetwinsize(self._theirs, (rows, columns))
+            modes = termios.tcgetattr(self._theirs)
+            # Whoever reads is told at once that there is nothing.
+            modes[3] &= ~termios.ICANON
+            modes[6][termios.VMIN] = modes[6][termios.VTIME] = 0
+            termios.tcsetattr(self._theirs, termios.TCSANOW, modes)
+
+    def __enter__(self) -> int:
+        return subprocess.DEVNULL if self._theirs < 0 else self._theirs
+
+    def __exit__(self, *_: object) -> None:
+        if self._theirs >= 0:
+            os.close(self._theirs)
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._ours >= 0:
+            os.close(self._ours)
+            self._ours = -1
+
+
+class ScriptProcess:
+    """The process of a command, with the agent in it.
+
+    Args:
+        spec: with the configuration to run it under.
+        asked: what the agent is told instead of that configuration; see `entering.question`.
+        losses: of how many calls of ``backward`` the agent tells the loss.
+        seed: what random numbers begin with if the script does not say; ``None`` for as they come.
+        commands: a pipe that tells whose turn it is, if configurations are to take turns.
+        deliveries: what its loaders deliver is noted.
+
+    Attributes:
+        trail: what the agent has written so far, or a program that is not looked into has told.
+        found: the steps that have ended between the last two looks.
+        in_background: the command has ended, and something that it had started goes on.
+
+    Raises:
+        UsageError: a value for a place in the command is not known.
+        MachineError: the agent cannot enter.
+        WorkloadError: the program cannot be run.
+    """
+
+    def __init__(
+        self,
+        spec: TrialSpec,
+        command: CommandRef,
+        beats: Beats,
+        *,
+        asked: dict[str, Any] | None = None,
+        losses: int = 0,
+        seed: int | None = None,
+        commands: Path | None = None,
+        deliveries: DeliveryPlan | None = None,
+    ) -> None:
+        self._beats = beats
+        files = LaunchFiles(Path(spec.folder))
+        path, self._log = files.trail, files.stderr
+        path.unlink(missing_ok=True)
+        self.found: list[SeenStep] = []
+        self.in_background = False
+        self._warm = False
+        self._command_rate = command.rate is not None
+        #: When processes that the agent is kept out of were last looked for, and since when there are some.
+        self._looked_at = time.monotonic()
+        self._out_since: float | None = None
+        #: When something was last read of the trail.
+        self._read_at = 0.0
+        #: What beats tell.
+        self.rate_per_s: float | None = None
+        self._oom_kills = oom_kill_count()
+        self._terminal = Terminal()
+        folder, output = prepare(command, files)
+        words = entering.words_of(command, spec.config, output)
+        own = temporary_folder()
+        # A trial is none of the trainings that its user keeps books on.
+        env: Mapping[str, str] = silent(os.environ, own or files.folder)
+        tells_in = None if command.rate_file is None else (output or folder) / command.rate_file
+        self._view = _view(spec, command, folder, own, tells_in)
+        self._looks = spec.kind is LaunchKind.PROBE
+        if command.scratch:
+            words = elsewhere(words, command.folder)
+            env = importing(env, words, command.folder)
+        if command.rate is not None:
+            where = tells_in if tells_in is None or self._view is None else self._view.written(tells_in)
+            self.trail: Trail = Readings(files, command, where, entering.samples_in_step(command, spec.config))
+            # Python would keep what it prints, as nobody seems to read along.
+            env = {"PYTHONUNBUFFERED": "1", **env}
+        else:
+            self.trail = Trail(path)
+            in_command = entering.set_by(command)
+            told = asked or entering.plan(spec.config, spec.launch, in_command=in_command)
+            told = {**told, "watch": str(path), "losses": losses, "sockets": None if own is None else str(own)}
+            if seed is not None:
+                told["seed"] = seed
+            if commands is not None:
+                told["commands"] = str(commands)
+            if command.repeats is not None and deliveries is None:
+                told["repeats"] = command.repeats
+            if deliveries is not None:
+                told["deliveries"] = told_deliveries(deliveries, files)
+            env = entering.entered(env, told, spec.config, in_command=in_command)
+        # Nothing tells when a program begins to train: until its first rate, it may take as long as a first step.
+        beats.enter(Phase.LOAD if command.rate is None else Phase.COMPILE)
+        try:
+            self._process = self._started(words, env, folder, must=bool(command.view))
+        except OSError as error:
+            raise WorkloadError(f"{words[0]!r} cannot be run: {error.strerror}") from error
+        # The launcher asks before it kills: the processes of a script are to end in the right order.
+        signal.signal(signal.SIGTERM, self._leave)
+
+    def _started(
+        self, words: Sequence[str], env: Mapping[str, str], folder: Path, *, must: bool
+    ) -> subprocess.Popen[bytes]:
+        """Start the command, in a view if there is one.
+
+        Args:
+            must: there is to be one, because the other launches have it.
+        """
+        # A group of its own, to be ended without this process.
+        how: dict[str, Any] = {"env": env, "cwd": folder, "process_group": 0}
+        with self._terminal as stdin:
+            if self._view is not None:
+                try:
+                    return self._view.start(words, stdin=stdin, **how)
+                except Refused as refused:
+                    if must:
+                        raise _no_view(self._view.folder, refused) from refused
+                    self._view = None
+            return subprocess.Popen(words, stdin=stdin, **how)
+
+    def _leave(self, number: int, _frame: object) -> None:
+        self.end()
+        os._exit(_SHELLS + number)
+
+    @property
+    def pid(self) -> int:
+        """The process id of the command."""
+        return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the command has ended by itself."""
+        return self._process.poll() is not None
+
+    def steps(self) -> Iterator[SeenStep]:
+        """Yield the steps of the training as they end, but for the very first. It goes on until the script ends.
+
+        Raises:
+            ScriptKilled: a signal ended the script.
+            WorkloadError: it ended with an exit code other than 0, without an exception.
+            Exception: what the script did not catch, in the shape in which `classify` understands it.
+        """
+        for _ in self.looks():
+            yield from self.found
+
+    def looks(self) -> Iterator[int]:
+        """Yield the number of steps that an optimizer has taken, again and again, until the script ends.
+
+        Raises: as `steps`.
+        """
+        ended = False
+        while True:
+            before = self.trail.events
+            self.found = self.trail.read(decide=ended)
+            if self._view is not None and self._looks:
+                self._view.check_size(self.pid)
+            if self.trail.lost is not None:
+                # What has gone wrong there may be the script's own, of which it is about to die.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(timeout=END_S)
+                    self.trail.read()
+                if self.trail.raised is not None:
+                    raise self._told(self.trail.raised)
+                raise WorkloadError(f"the script can be watched no longer: {self.trail.lost}")
+            if self._is_elsewhere():
+                raise trains_elsewhere(str(self.trail.elsewhere))
+            if self.trail.unseen is not None and not self.trail.optimizer_steps:
+                raise updates_unseen(self.trail.unseen)
+            if self._is_kept_out():
+                raise kept_out()
+            if self.trail.events > before:
+                self._read_at = time.monotonic()
+            ended_by = self._what_ended_its_thread()
+            if ended_by is not None:
+                raise self._told(ended_by)
+            taken = max(self.trail.optimizer_steps.values(), default=0)
+            self._enter_phases(taken)
+            if self.trail.events > before:
+                # Evaluations, and batches that no step has used yet, are signs of life, too.
+                self._beats.step(taken, rate_per_s=self.rate_per_s)
+            yield taken
+            if ended:
+                self._judge()
+                return
+            # Read once more after it: what it wrote last may just have come.
+            ended = self._process.poll() is not None
+            self.in_background = ended and _has_orphans()
+            if not ended and not self.found:
+                time.sleep(LOOK_S)
+
+    def _is_elsewhere(self) -> bool:
+        trail = self.trail
+        idle = trail.elsewhere is not None and trail.began_at is None
+        return idle and time.monotonic() - trail.elsewhere_at > ELSEWHERE_S
+
+    def _is_kept_out(self) -> bool:
+        """Whether torch is in a process of the script's that the agent could not enter, and in no other, for long."""
+        now = time.monotonic()
+        if self._command_rate or self.trail.torch_version is not None or now - self._looked_at < KEPT_OUT_S / 5:
+            return False
+        self._looked_at = now
+        if not _has_torch_without_us(self._process.pid):
+            self._out_since = None
+            return False
+        self._out_since = now if self._out_since is None else self._out_since
+        return now - self._out_since > KEPT_OUT_S
+
+    def _what_ended_its_thread(self) -> list[list[Any]] | None:
+        """Return the exception that has ended a thread of the script, if nothing has trained since."""
+        thread = self.trail.thread
+        if thread is None or self.trail.began_at is None:
+            return None
+        silence_s = time.monotonic() - self._read_at
+        return thread.chain if silence_s > (THREAD_S if thread.trained else OTHER_THREAD_S) else None
+
+    def _enter_phases(self, taken: int) -> None:
+        if self._warm:
+            return
+        trail, phase = self.trail, self._beats.phase
+        if phase is Phase.LOAD and trail.torch_version is not None:
+            self._beats.enter(Phase.BUILD)
+        if phase is Phase.BUILD and trail.began_at is not None:
+            self._beats.enter(Phase.COMPILE)
+        if self._beats.phase is Phase.COMPILE and taken:
+            self._beats.enter(Phase.WARMUP)
+            self._warm = True
+
+    def _judge(self) -> None:
+        code = self._process.returncode
+        if code > _SHELLS:
+            # A shell tells so that its child was ended by a signal.
+            code = _SHELLS - code
+        raised, thread = self.trail.raised, self.trail.thread
+        if raised is None and thread is not None and thread.trained:
+            raised = thread.chain
+        if raised is not None:
+            raise self._told(raised)
+        if code and self._view is not None and self._view.is_full:
+            raise self._view.no_room
+        if code < 0:
+            kills = oom_kill_count()
+            by_kernel = None not in (kills, self._oom_kills) and (kills or 0) > (self._oom_kills or 0)
+            raise ScriptKilled(-code, by_kernel=by_kernel)
+        if code == _PYTHONS:
+            # A framework may have caught what ended the script, or it was raised before torch was imported.
+            told = last_words(self._tail_of_log())
+            if told is not None:
+                raise self._told(told)
+        if code:
+            said = last_line(self._tail_of_log())
+            raise WorkloadError(
+                f"the script ended with exit code {code}" + (f" (its last line: {said})" if said else "")
+            )
+
+    def _told(self, chain: list[list[Any]]) -> Exception:
+        """Return the exception that ended the script, or what it comes of."""
+        found = rebuilt(chain)
+        if self._view is not None and self._view.is_full:
+            full = self._view.no_room
+            full.__cause__ = found
+            return full
+        return found
+
+    def _tail_of_log(self) -> str:
+        try:
+            return read_regular(self._log, _LOG_BYTES, tail=True).decode(errors="replace")
+        except OSError:
+            return ""
+
+    def end(self) -> None:
+        """End the script and what it has started.
+
+        There is nothing that a launch has to save, and a script that is asked to end may do more than that: keep its
+        state for the next run, or have itself started again. So nothing is asked but programs that have started it
+        elsewhere, or several times, and who tidies up.
+        """
+        processes = _processes(self._process)
+        self._beats.processes(process.pid for process in processes)
+        starters = [process for process in processes if _starts_others(process)]
+        for process in processes:
+            # Parents come first: none sees its children die.
+            if process not in starters and not system.tidies_up(process.pid):
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+        for process in starters:
+            with contextlib.suppress(psutil.Error):
+                process.terminate()
+        deadline = time.monotonic() + END_S
+        while any(map(_goes_on, starters)) and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
+        for process in starters:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self._process.wait()
+        # What is left behind, the template ends, but for those that remove shared memory.
+        self.trail.close()
+        self._terminal.close()
+
+
+def _view(spec: TrialSpec, command: CommandRef, folder: Path, own: Path | None, tells_in: Path | None) -> View | None:
+    """Return the view in which a launch is to run, if it is to; without the file in which it tells its rate."""
+    if command.view is False:
+        return None
+    try:
+        return View(spec, command, folder, own, hidden=tells_in)
+    except Refused as refused:
+        if command.view:
+            raise _no_view(command.folder, refused) from refused
+        return None
+
+
+def _no_view(folder: str | Path, refused: Refused) -> MachineError:
+    return MachineError(
+        f"{folder} cannot be viewed copy-on-write any more, as the launches before did: {refused}",
+        advice="`autotune resume` looks again at what is possible.",
+    )
+
+
+def _processes(leader: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """Return the processes of a command that go on, parents before their children; those that have lost their parent,
+    the template has adopted."""
+    roots = [p for p in psutil.Process(os.getppid()).children() if p.pid != os.getpid()]
+    # Once it has been reaped, its number may be another's.
+    if leader.poll() is None:
+        roots.insert(0, psutil.Process(leader.pid))
+    found = []
+    for root in roots:
+        with contextlib.suppress(psutil.Error):
+            found += [root, *root.children(recursive=True)]
+    return found
+
+
+def _starts_others(process: psutil.Process) -> bool:
+    """Return whether a process is a program that starts trainings, on this machine or elsewhere, and ends them when it
+    is asked to end."""
+    words: list[str] = []
+    with contextlib.suppress(psutil.Error):
+        words = process.cmdline()
+    if not words:
+        return False
+    module = next((name for option, name in pairwise(words[:_MODULE_BEFORE]) if option == "-m"), None)
+    return os.path.basename(entering.python_file(words) or module or words[0]) in _STARTERS
+
+
+def _has_torch_without_us(pid: int) -> bool:
+    """Return whether a process, or one that it has started, has imported torch, and was started without the agent's
+    folder among the places of its modules, or with an option by which Python ignores these."""
+    with contextlib.suppress(psutil.Error):
+        for process in (found := psutil.Process(pid), *found.children(recursive=True)):
+            with contextlib.suppress(psutil.Error, OSError):
+                if _TORCHS not in Path(f"/proc/{process.pid}/maps").read_bytes():
+                    continue
+                folders = process.environ().get("PYTHONPATH", "").split(os.pathsep)
+                if str(entering.FOLDER) not in folders or entering.deaf(process.cmdline()) is not None:
+                    return True
+    return False
+
+
+def _has_orphans() -> bool:
+    """Return whether a process of this launch has lost its parent, which has ended: the template has adopted it."""
+    adopted = psutil.Process(os.getppid()).children()
+    return any(child.pid != os.getpid() and _goes_on(child) for child in adopted)
+
+
+def _goes_on(process: psutil.Process) -> bool:
+    """Return whether a process has not ended yet, and is none that only removes shared memory at the end."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE and not system.tidies_up(process.pid)
+    except psutil.Error:
+        return False
+
+
+def rebuilt(chain: list[list[Any]]) -> Exception:
+    """Return an exception like one in a script: its name, its base, its message, and its causes.
+
+    Args:
+        chain: as the agent tells it; see `autotune_agent.facts.chain`.
+    """
+    links = [_link(*told) for told in chain]
+    for link, cause in pairwise(links):
+        link.__cause__ = cause
+    return links[0]
+
+
+def _link(name: str, bases: list[str], message: str, facts: dict[str, Any]) -> Exception:
+    frames = facts.pop("frames", [])
+    kind = next((known for n in (name, *bases) if (known := _known(n)) is not None), Exception)
+    module, _, short = name.rpartition(".")
+    # Of the same name and words, so that it is told, and classified, as what it was. Many make their words from what
+    # they were made with (`OSError`, `KeyError`, `UnicodeDecodeError`), which is not here.
+    told = {"__module__": module, "__init__": _init, "__str__": lambda self: message}
+    found: Exception = type(short, (kind,), told)(message)
+    setattr(found, FRAMES, frames)
+    for attribute, value in facts.items():
+        setattr(found, attribute, value)
+    return found
+
+
+def is_told(error: BaseException) -> bool:
+    """Return whether an error tells how a script ended, or what it lacks, as opposed to a fault in watching it."""
+    return hasattr(error, FRAMES) or isinstance(error, ScriptKilled | WorkloadError)
+
+
+def _init(self: Exception, message: str) -> None:
+    # Some of them take other arguments.
+    BaseException.__init__(self, message)
+
+
+def _known(name: str) -> type[Exception] | None:
+    module, _, short = name.rpartition(".")
+    holder = builtins if module == "builtins" else sys.modules.get(module) if module.startswith("torch") else None
+    found = getattr(holder, short, None)
+    # A group cannot be made without the exceptions in it.
+    usable = isinstance(found, type) and issubclass(found, Exception) and not issubclass(found, BaseExceptionGroup)
+    return found if usable else None
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+# A script that trains, with the agent in it, as those see it who let configurations take turns there.
+
+
+class Training(Protocol):
+    """A script that trains, with the agent in it; see `ScriptProcess`."""
+
+    trail: Trail
+    found: list[SeenStep]
+    in_background: bool
+    rate_per_s: float | None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the script has ended by itself."""
+        ...
+
+    def looks(self) -> Iterator[int]:
+        """Yield again and again, with `found` renewed, until the script ends."""
+        ...
+
+
+def wait_for_all(script: Training, looks: Iterator[int]) -> None:
+    """Wait until all that a script trains with has been seen.
+
+    Raises:
+        WorkloadError: it ended before.
+    """
+    for _ in looks:
+        if script.trail.own is not None:
+            return
+    raise too_short(script)
+
+
+def tell(commands: int, told: Mapping[str, Any]) -> None:
+    """Tell the agent what comes next.
+
+    Args:
+        commands: descriptor of its pipe, which takes as much at once. Nothing is told before the last turn has ended.
+    """
+    os.write(commands, json.dumps(told).encode() + b"\n")

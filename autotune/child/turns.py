@@ -1,0 +1,368 @@
+"""Configurations in turns in one process: a training's device part, or its loader."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import math
+import os
+import random
+from typing import Any
+
+import torch
+
+from autotune.base.clock import Clock
+from autotune.base.errors import UsageError
+from autotune.base.records import Heat, HeatPlan, Phase, TrialSpec, TrialStatus, Turn
+from autotune.child.failure import Disturbed, classify
+from autotune.child.launch import Beats, Launch, order_seed
+from autotune.child.loop import checked
+from autotune.child.surroundings import Watcher, cards_of, reason_to_discard
+from autotune.knobs import shares
+from autotune.knobs.compile_mode import eager
+from autotune.space import delivery_part, is_loaders, why_apart
+from autotune.stats import LaunchNoise
+from autotune.stats.racing import PRIORS, Contender, Rounds, Turns, is_contained
+from autotune.training.feed import Feed, stopwatch
+from autotune.training.step import (
+    Step,
+    Switch,
+    as_found,
+    build,
+    data_of,
+    first_batch,
+    fixed,
+    move,
+    open_loader,
+    samples_in,
+    step_of,
+)
+
+# A heat in this process: what an entrant does to itself takes it out, what it does to the process ends the heat.
+#
+# How entrants race, `autotune.stats.racing` says; what a turn is, `device_turns` and `loader_turns`.
+
+
+def race(spec: TrialSpec, plan: HeatPlan, turns: Turns, beats: Beats, clock: Clock, began: float) -> Heat:
+    """Compare the entrants of a heat in rounds.
+
+    Args:
+        began: `clock` reading at the start of the launch; start-up time is counted from it.
+
+    Raises:
+        Disturbed: other processes kept the machine too busy to measure.
+
+    Whatever the reference raises is raised; what another entrant raises takes that one out of the heat if the others
+    are unharmed (`is_contained`).
+    """
+    order = random.Random(order_seed(spec))
+    found = Rounds(plan, _Guarded(spec, plan, turns, beats), clock, order).run(began)
+    if found is None:
+        raise Disturbed("other processes kept the machine too busy to compare anything")
+    return found
+
+
+class _Guarded:
+    """Turns whose errors are charged to whose turn it is."""
+
+    def __init__(self, spec: TrialSpec, plan: HeatPlan, turns: Turns, beats: Beats) -> None:
+        self._spec, self._plan, self._turns, self._beats = spec, plan, turns, beats
+        #: Entrants of which something has refused a knob's value.
+        self._refused: list[Contender] = []
+
+    @property
+    def prior(self) -> LaunchNoise:
+        return self._turns.prior
+
+    @property
+    def switch_s(self) -> float:
+        return self._turns.switch_s
+
+    def take(self, entrant: Contender) -> Turn | None:
+        leader = os.getpid()
+        first = next((one for one in self._refused if shares(one.refuses, one.config, entrant.config)), None)
+        if first is not None:
+            # What refuses a value does so whatever the other knobs are.
+            entrant.phase, entrant.status, entrant.cause = first.phase, first.status, first.cause
+            entrant.refuses = first.refuses
+            return None
+        self._beats.turn(entrant.number)
+        try:
+            return self._turns.take(entrant)
+        except BaseException as error:
+            if os.getpid() != leader or entrant.number == 0:
+                raise
+            spec = self._spec.model_copy(update={"config": dict(entrant.config)})
+            found = classify(error, spec, self._beats.phase)
+            # A script that has ended goes on with nobody.
+            if spec.command is not None or not is_contained(self._plan.side, spec.devices[0], found.status):
+                raise
+            entrant.phase = self._beats.phase
+            entrant.status, entrant.cause, entrant.advice = found.status, found.cause, found.advice
+            entrant.cannot_compile, entrant.refuses = found.cannot_compile, found.refuses
+            if found.refuses is not None:
+                self._refused.append(entrant)
+            return None
+
+    def leave(self, entrant: Contender) -> None:
+        self._turns.leave(entrant)
+
+
+# Turns on the device: entrants train on resident batches, with one set of weights.
+
+#: Counted steps of a turn. On shared CPU cores the noise lasts for seconds, so that a second step tells little that the
+#: first did not, and short turns cancel more of it.
+LEAST_STEPS = 1
+#: On a CPU, the first step of a turn counts if steps take this long.
+SETTLED_S = 0.2
+
+
+def device_heat(spec: TrialSpec, plan: HeatPlan, beats: Beats, clock: Clock, began: float) -> Heat:
+    """Compare configurations that one training can be switched between, without a loader.
+
+    Args:
+        began: `clock` reading at the start of the launch; start-up time is counted from it.
+
+    Raises:
+        UsageError: a training cannot be switched between the entrants.
+        Disturbed: other processes kept the machine too busy to measure.
+
+    Whatever the reference raises is raised; what another entrant raises takes that one out of the heat.
+    """
+    turns = _DeviceTurns(spec, plan, beats, clock)
+    return race(spec, plan, turns, beats, clock, began)
+
+
+class _DeviceTurns:
+    def __init__(self, spec: TrialSpec, plan: HeatPlan, beats: Beats, clock: Clock) -> None:
+        for other in plan.entrants[1:]:
+            why = why_apart(plan.entrants[0], other)
+            if why is not None:
+                raise UsageError(f"these configurations cannot be compared in one process: {why}")
+        self.around = Watcher(cards_of(spec), clock)
+        self.launch = launch = Launch(spec, beats, fixed(spec.config))
+        self.spec, self.plan, self.beats, self.clock = spec, plan, beats, clock
+        self.contexts = [dataclasses.replace(launch.ctx, batch_size=int(c["batch_size"])) for c in plan.entrants]
+        self.device = launch.device
+        self.cuda = launch.device.type == "cuda"
+        self.prior = PRIORS[self.device.type]
+        self.switch_s = 0.0
+        self._steps: dict[int, Step] = {}
+        self._settled = False
+        batches = self._batches()
+        launch.wake()
+        self.batches = {b: move(x, self.device, non_blocking=False, channels_last=0) for b, x in batches.items()}
+        # The workload decides how its model is built; each entrant's own settings are switched on when its turn comes.
+        self.built = build(launch.workload, launch.ctx, eager(plan.entrants[0]))
+        # The workload's own code may have allowed TF32, say, which is then in force in each entrant's trial, too.
+        self.switch = Switch(self.built.model, self.built.optimizer, as_found())
+        self._keep_weights()
+
+    def _batches(self) -> dict[int, Any]:
+        """Return one batch of each size, made in this process as the workload's loader makes them."""
+        found = {}
+        for ctx in self.contexts:
+            size = ctx.batch_size
+            if size not in found:
+                loader = open_loader(
+                    self.launch.workload,
+                    ctx,
+                    {"batch_size": size},
+                    worker_start_method=self.spec.worker_start_method,
+                    order=self.launch.order,
+                    seed=order_seed(self.spec),
+                )
+                found[size] = first_batch(loader)
+        return found
+
+    def _keep_weights(self) -> None:
+        """Make steps leave the weights as they are. The kernels are the same."""
+        for group in self.built.optimizer.param_groups:
+            if isinstance(group.get("lr"), torch.Tensor):
+                group["lr"].zero_()
+            elif "lr" in group:
+                group["lr"] = 0.0
+
+    def leave(self, entrant: Contender) -> None:
+        """Leave nothing of an entrant to the others."""
+        self._steps.pop(entrant.number, None)
+        if entrant.status is TrialStatus.PRUNED:
+            return
+        if self.cuda:
+            # With a corrupted CUDA context this raises, and nobody can go on.
+            torch.cuda.synchronize()
+        self.built.optimizer.zero_grad(set_to_none=True)
+        gc.collect()
+        if self.cuda:
+            torch.cuda.empty_cache()
+        if entrant.status is TrialStatus.DIVERGED:
+            # Even a step of length 0 spoils the weights if the gradients are not finite.
+            torch.manual_seed(self.launch.ctx.seed)
+            fresh = self.launch.workload.model(self.launch.ctx).state_dict()
+            self.built.model.load_state_dict(fresh)
+            self.built.optimizer.state.clear()
+
+    def _dressed(self, entrant: Contender) -> Step:
+        """Switch to an entrant, and return its step."""
+        began = self.clock.now()
+        self.switch.to(entrant.config)
+        self.switch_s += self.clock.now() - began
+        self.launch.memory.begin_turn()
+        if entrant.number not in self._steps:
+            workload, ctx = self.launch.workload, self.contexts[entrant.number]
+            step = step_of(workload, ctx, self.built.model, self.built.optimizer, entrant.config)
+            self._steps[entrant.number] = step
+        return self._steps[entrant.number]
+
+    def take(self, entrant: Contender) -> Turn | None:
+        """Take a turn of as many steps as last `turn_s`, and at least one.
+
+        An entrant's very first step is not counted, and no first step of a turn after it: caches are those of the last
+        entrant. On a CPU a step of half a second takes 1.5 % longer then (ResNet-18, 96 px), and counting it is worth
+        more than it costs; one of 50 ms takes three times as long (MobileNetV3). On CUDA the allocator's cache is
+        empty, and no first step of a turn counts.
+        """
+        first = entrant.first_step_s is None
+        self.beats.enter(Phase.COMPILE if first else Phase.MEASURE)
+        step, ctx = self._dressed(entrant), self.contexts[entrant.number]
+        batch = self.batches[ctx.batch_size]
+        if first:
+            entrant.first_step_s = self._seconds_of(step, batch)
+            self.beats.enter(Phase.MEASURE)
+            if not self._settled:
+                self._settled = True
+                self.around.settle_in()
+            if self.cuda:
+                # So that the first turn is as long as the others: of shorter ones, `PRIORS` expect too much.
+                entrant.step_s = self._seconds_of(step, batch)
+                # Kernels were tried in the first step, with workspaces that no later step needs.
+                self.launch.memory.begin_turn()
+        elif not self.cuda and entrant.step_s < SETTLED_S:
+            checked(step(batch))
+        wanted = math.ceil(self.plan.turn_s / entrant.step_s) if entrant.step_s > 0 else LEAST_STEPS
+        count = max(LEAST_STEPS, wanted)
+        self.around.begin()
+        if self.cuda:
+            # It fills the allocator, and is not waited for: the device is at work when the time begins.
+            step(batch)
+        start = self._mark()
+        for _ in range(count):
+            loss = step(batch)
+        end = self._mark()
+        # Before anything is waited for: an idle card's clocks are held down by nothing.
+        at_work = self.around.at_work()
+        checked(loss)
+        seconds = start.elapsed_time(end) / 1e3 if self.cuda else end - start
+        around = self.around.read()[0].model_copy(update=at_work)
+        entrant.step_s = seconds / count
+        memory = self.launch.memory
+        entrant.peak_bytes = max(entrant.peak_bytes or 0, memory.peak_reserved_bytes or memory.peak_bytes)
+        samples = count * samples_in(self.launch.workload, ctx, batch)
+        self.beats.step(len(entrant.turns) + 2, rate_per_s=samples / seconds)
+        cores, busy = self.around.cores, self.spec.plan.busy_cores
+        quiet = reason_to_discard(around, cores, busy) is None
+        turn = Turn(steps=count, samples=samples, seconds=seconds, around=around)
+        return turn if quiet else None
+
+    def _seconds_of(self, step: Step, batch: Any) -> float:
+        """Take a step, wait for it, and return how long that took."""
+        began = self.clock.now()
+        checked(step(batch))
+        return self.clock.now() - began
+
+    def _mark(self) -> Any:
+        if not self.cuda:
+            return self.clock.now()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+# Turns of the loader: each opens one, waits for its workers, and counts the batches that follow. Nothing trains.
+
+
+def loader_heat(spec: TrialSpec, plan: HeatPlan, beats: Beats, clock: Clock, began: float) -> Heat:
+    """Compare how fast the loader delivers under configurations that differ in its knobs alone.
+
+    Args:
+        began: `clock` reading at the start of the launch; start-up time is counted from it.
+
+    Raises:
+        UsageError: the entrants differ in other knobs.
+        Disturbed: other processes kept the machine too busy to measure.
+
+    Whatever an entrant raises is raised: PyTorch goes on raising for the workers of one that has died.
+    """
+    turns = _LoaderTurns(spec, plan, beats, clock)
+    return race(spec, plan, turns, beats, clock, began)
+
+
+class _LoaderTurns:
+    def __init__(self, spec: TrialSpec, plan: HeatPlan, beats: Beats, clock: Clock) -> None:
+        reference = plan.entrants[0]
+        for other in plan.entrants[1:]:
+            names = [n for n in reference.keys() | other.keys() if reference.get(n) != other.get(n)]
+            if not all(is_loaders(n) for n in names):
+                raise UsageError("these configurations differ in more than their loaders")
+        # Other processes on the card and its temperature do not affect a loader.
+        self.around = Watcher((), clock)
+        self.launch = Launch(spec, beats)
+        self.spec, self.plan, self.beats, self.clock = spec, plan, beats, clock
+        # The host makes the batches, whatever they are for.
+        self.prior = PRIORS["cpu"]
+        self.data = data_of(self.launch.workload, self.launch.ctx)
+        #: Seconds of opening and closing loaders, and of waiting for the first batch of each worker.
+        self.switch_s = 0.0
+        self._taken = 0
+
+    def take(self, entrant: Contender) -> Turn | None:
+        """Take a turn of at least `turn_s` seconds, in which each worker makes equally many batches.
+
+        Each turn goes on with the samples after those of the last one. If all had the same, the files that one has read
+        would be in the page cache for the next one.
+        """
+        self.beats.enter(Phase.WARMUP)
+        opened = self.clock.now()
+        self._taken += 1
+        loader = open_loader(
+            self.launch.workload,
+            self.launch.ctx,
+            delivery_part(entrant.config),
+            data=self.data,
+            worker_start_method=self.spec.worker_start_method,
+            order=self.launch.order,
+            seed=order_seed(self.spec) + self._taken,
+            wrap=stopwatch,
+        )
+        feed = Feed(loader)
+        # An error ends the launch, and with it the workers.
+        # Batches are taken as soon as they are made, so that no queue builds up: once each worker has delivered,
+        # the rate is that of all of them.
+        for number in range(max(1, feed.workers)):
+            feed.next()
+            self.beats.step(number + 1)
+        self.beats.enter(Phase.MEASURE)
+        self.around.begin()
+        began = now = self.clock.now()
+        self.switch_s += began - opened
+        count = samples = 0
+        # Workers that run side by side finish side by side: a count that is no multiple of theirs is of luck.
+        while count % max(1, feed.workers) or now - began < self.plan.turn_s:
+            batch = feed.next().batch
+            count += 1
+            samples += samples_in(self.launch.workload, self.launch.ctx, batch)
+            now = self.clock.now()
+            # Early rates are those of the first burst.
+            early = now - began < self.plan.turn_s / 2
+            self.beats.step(count, rate_per_s=None if early else samples / (now - began))
+        around, _ = self.around.read()
+        feed.close()
+        self.switch_s += self.clock.now() - now
+        seconds = now - began
+        entrant.step_s = seconds / count
+        turn = Turn(steps=count, samples=samples, seconds=seconds, around=around)
+        quiet = reason_to_discard(around, self.around.cores, self.spec.plan.busy_cores) is None
+        return turn if quiet else None
+
+    def leave(self, entrant: Contender) -> None:
+        """Nothing is left of an entrant: its loader was closed at the end of its turn."""

@@ -1,0 +1,762 @@
+"""The report's sections of figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from autotune.base.records import (
+    EAGER_FP32,
+    Bottleneck,
+    Config,
+    DataRef,
+    HeatEntrant,
+    Hold,
+    HoldVerdict,
+    KnobPart,
+    LedgerRow,
+    Outcome,
+    Standing,
+    StudyHeat,
+    TrainVerdict,
+    Trial,
+    TrialStatus,
+    training_s,
+)
+from autotune.knobs import spell
+from autotune.report.document import (
+    Column,
+    Curves,
+    Facts,
+    Grid,
+    Kind,
+    Line,
+    Paragraph,
+    Part,
+    Section,
+    facts,
+    new_table,
+    paragraphs,
+)
+from autotune.report.material import Material
+from autotune.report.sentences import (
+    bottleneck_of,
+    by_gain,
+    check_of,
+    full_stop,
+    gain_text,
+    holds_line,
+    is_out,
+    label_of,
+    ledger_line,
+    listed_trials,
+    measurement_of,
+    standings,
+)
+from autotune.space import key
+from autotune.space.formatting import (
+    alone,
+    count,
+    describe,
+    memory_text,
+    one_line,
+    percent_text,
+    rate_text,
+    ratio_text,
+    seconds_text,
+    settings,
+)
+from autotune.study.history import BETWEEN
+
+# The report's sections of figures: finalists, bottlenecks, the gain of each knob, and the ledger of seconds.
+
+
+def finalists(outcome: Outcome, material: Material) -> Section:
+    """Return the table of the finalists with intervals. Their configurations follow the table, where there is room."""
+    ranked = standings(outcome)
+    labels = [label_of(s, material.trials) for s in ranked]
+    rows = []
+    for standing, label in zip(ranked, labels, strict=True):
+        own = standing is outcome.baseline
+        rows.append(
+            (
+                label,
+                rate_text(standing.samples_per_second, standing.ci95),
+                *(("1.00×", "-") if own else gain_text((standing.speedup, *standing.speedup_ci95))),
+                str(standing.launches) if standing.verified else "1*",
+                memory_text(standing.peak_memory_bytes),
+                _trains(outcome, standing),
+                _holds(outcome, standing),
+            )
+        )
+    titles = ("trial", outcome.unit, "speedup", "95 %", "launches", "peak\nmemory")
+    columns = (*map(Column, titles), Column("trains", Kind.WORD), Column("holds", Kind.WORD))
+    won = key(outcome.best.config)
+    winner = frozenset(i for i, s in enumerate(ranked) if i and key(s.config) == won)
+    who = tuple((f"trial {label}", _who(outcome, s)) for s, label in zip(ranked, labels, strict=True))
+    made = [label for label in labels if label.endswith("′")]
+    return Section(
+        "Finalists",
+        (
+            Grid(columns, tuple(rows), strong=winner),
+            Facts(who),
+            *paragraphs(_legend(outcome, ranked, made)),
+        ),
+    )
+
+
+def _who(outcome: Outcome, standing: Standing) -> str:
+    if standing is outcome.baseline:
+        return f"the baseline: {settings(standing.config)}"
+    roles = [
+        ("likely" if outcome.evidence else "the winner", key(standing.config) == key(outcome.best.config)),
+        ("best with your own training", key(standing.config) == key(outcome.best_same_batch.config)),
+        ("out", is_out(outcome, standing)),
+    ]
+    role = ", ".join(name for name, true in roles if true)
+    return f"{f'{role}: ' if role else ''}{describe(standing.config, outcome.baseline.config)}"
+
+
+def _trains(outcome: Outcome, standing: Standing) -> str:
+    check = check_of(outcome, standing.trial)
+    if standing is outcome.baseline:
+        return "-"
+    if check is None:
+        # Studies without a ledger are from a version that had no checks.
+        return "same" if outcome.ledger else "-"
+    return {True: "yes", False: "no", None: "?"}[check.passed]
+
+
+def _holds(outcome: Outcome, standing: Standing) -> str:
+    if is_out(outcome, standing) and outcome.dropped[standing.trial].startswith("did not hold"):
+        return "no"
+    if outcome.hold is None or standing.trial != outcome.hold.trial:
+        return "-"
+    return {True: "yes", False: "no", None: "?"}[outcome.hold.passed]
+
+
+def _legend(outcome: Outcome, ranked: Sequence[Standing], made: Sequence[str]) -> str:
+    parts = [f"Intervals are at 95 %. Peak memory is the {outcome.memory_is}'s."]
+    if any(not s.verified for s in ranked):
+        parts.append("1*: the search's own launch, not launched again.")
+    if any(_trains(outcome, s) == "same" for s in ranked):
+        parts.append("Trains, same: its steps compute what the baseline's do, so there is nothing to check.")
+    if any("?" in (_trains(outcome, s), _holds(outcome, s)) for s in ranked):
+        parts.append("?: not checked, see below.")
+    parts += [
+        f"{label}: trial {label[:-1]} with a knob of no use set back; what is said of training and holding was found "
+        f"out about trial {label[:-1]}."
+        for label in made
+    ]
+    return " ".join(parts)
+
+
+def limits(outcome: Outcome, trials: Sequence[Trial]) -> list[Section]:
+    """Return the bottlenecks of the baseline and the finalists, with the two ceilings, as a section."""
+    if not outcome.bottlenecks:
+        waits = outcome.best.loader_wait_fraction
+        line = "The ceilings were not measured. " + (
+            "No loader was seen, and a program that tells its own rate is not looked into: what limits it is not known."
+            if waits is None
+            else f"The winner waits for its loader {percent_text(waits)} of the time."
+        )
+        return [Section("What limits it", paragraphs(line))]
+    rows = tuple(
+        (
+            _limited(outcome, b, trials),
+            _end_to_end(outcome, b),
+            _ceiling(b.device_only_per_s),
+            _ceiling(b.loader_only_per_s),
+            *([_ceiling(b.alone_per_s)] if outcome.ranks > 1 else []),
+            b.limit.value,
+        )
+        for b in outcome.bottlenecks
+    )
+    titles = ["trial", "end to end", "device alone", "loader alone"]
+    sentences = Facts(tuple((_owner(outcome, b, trials), full_stop(b.sentence)) for b in outcome.bottlenecks))
+    what = (
+        "Samples per second. The device alone trains on batches that are already there; the loader alone delivers "
+        "batches that nobody trains on."
+    )
+    if outcome.ranks > 1:
+        titles.append("no exchange")
+        what += " Without exchange, the device alone trains in ranks that do not average their gradients."
+    grid = Grid((*map(Column, titles), Column("verdict", Kind.WORD)), rows)
+    return [Section("What limits it", (grid, sentences, Paragraph(what)))]
+
+
+def _standing_of(outcome: Outcome, bottleneck: Bottleneck) -> Standing | None:
+    """Return the standing that a bottleneck belongs to: a winner without knobs of no use has its trial's number."""
+    mine = (s for s in standings(outcome) if s.trial == bottleneck.trial)
+    return next((s for s in mine if s.samples_per_second == bottleneck.samples_per_s), None)
+
+
+def _limited(outcome: Outcome, bottleneck: Bottleneck, trials: Sequence[Trial]) -> str:
+    standing = _standing_of(outcome, bottleneck)
+    return str(bottleneck.trial) if standing is None else label_of(standing, trials)
+
+
+def _end_to_end(outcome: Outcome, bottleneck: Bottleneck) -> str:
+    """Format an end-to-end rate with the interval of its standing."""
+    standing = _standing_of(outcome, bottleneck)
+    return rate_text(bottleneck.samples_per_s, standing.ci95 if standing is not None else None)
+
+
+def _ceiling(rate: tuple[float, float, float] | None) -> str:
+    return "not known" if rate is None else rate_text(rate[0], rate[1:])
+
+
+def _owner(outcome: Outcome, bottleneck: Bottleneck, trials: Sequence[Trial]) -> str:
+    baseline = " (baseline)" if bottleneck.trial == outcome.baseline.trial else ""
+    return f"trial {_limited(outcome, bottleneck, trials)}{baseline}"
+
+
+def knobs(outcome: Outcome) -> list[Section]:
+    """Return the gain of each changed knob of the winner, as a section."""
+    title = "What each knob gave"
+    if key(outcome.best.config) == key(outcome.baseline.config):
+        return []
+    if not outcome.ablation:
+        return [Section(title, paragraphs("It was not measured."))]
+    rows = tuple(_knob(part, outcome.best.config) for part in by_gain(outcome.ablation))
+    columns = (
+        Column("knob", Kind.WORD),
+        Column("from → to", Kind.TEXT),
+        Column("gain"),
+        Column("95 %"),
+        Column("remark", Kind.TEXT),
+    )
+    what = (
+        "Gain: the rate of the winner over that of the winner with this one knob set back to the baseline's value. "
+        "Knobs build on each other, so the gains do not multiply to the whole speedup."
+    )
+    if any(part.in_heat for part in outcome.ablation):
+        what += " In a heat, both trained in turns in one process; what the winner waits for its loader is added."
+    return [Section(title, (Grid(columns, rows), Paragraph(what)))]
+
+
+def _knob(part: KnobPart, winner: Config) -> tuple[str, ...]:
+    change = f"{spell(part.baseline_value)} → {spell(part.value)}"
+    together = f"set back together with {', '.join(part.with_it)}" if part.with_it else ""
+    if part.gain is None:
+        why = f"not measured: {part.why_not or 'no reason was given'}".rstrip(".")
+        return part.knob, change, "-", "-", "; ".join(filter(None, (why, together)))
+    low, high = part.gain[1:]
+    within = "makes it slower" if high < 1 else "not shown to matter" if low <= 1 else ""
+    once = "launched once without it" if part.launches == 1 else ""
+    if within and winner.get(part.knob) == part.value:
+        kept = "" if part.in_heat else "kept, as without it was no better"
+        once = "launched once without it, too little to set it back" if once else kept
+    elif within:
+        once = "set back in the winner"
+    heat = "in a heat" if part.in_heat else ""
+    return part.knob, change, *gain_text(part.gain), "; ".join(filter(None, (heat, within, once, together)))
+
+
+def ledger(outcome: Outcome) -> list[Section]:
+    """Return how the seconds of all launches were spent, as a section."""
+    title = "Where the time went"
+    if not outcome.ledger:
+        inside = seconds_text(outcome.measured_s)
+        return [
+            Section(
+                title,
+                paragraphs(f"{seconds_text(outcome.elapsed_s)} of searching, of which {inside} inside kept windows."),
+            )
+        ]
+    total = _total(outcome.ledger)
+    rows = tuple(_ledger_row(row, 0 if total.seconds >= 1000 else 1) for row in (*outcome.ledger, total))
+    titles = ("launches", "time", "start", "compile", "warm-up", "kept", "rest", "kept\nshare")
+    columns = (Column("purpose", Kind.TEXT), *map(Column, titles))
+    waited = (
+        f"Waiting for a quiet device took another {seconds_text(outcome.wait_s)}, which the budget does not count."
+        if outcome.wait_s >= 1
+        else None
+    )
+    took = seconds_text(outcome.elapsed_s)
+    beside = f"Trials ran side by side on {outcome.devices} devices: the search itself took {took}."
+    together = beside if outcome.devices > 1 else None
+    spent = " ".join(filter(None, (ledger_line(outcome.ledger), together, _searching(outcome.ledger), waited)))
+    what = "Times in seconds. Start: loading and building. Compile: the first step. Kept: windows that count."
+    return [Section(title, (Grid(columns, rows, total=True), *paragraphs(what, spent)))]
+
+
+def _total(rows: Sequence[LedgerRow]) -> LedgerRow:
+    return LedgerRow(
+        purpose="in all",
+        launches=sum(r.launches for r in rows),
+        seconds=sum(r.seconds for r in rows),
+        start_s=sum(r.start_s for r in rows),
+        compile_s=sum(r.compile_s for r in rows),
+        warmup_s=sum(r.warmup_s for r in rows),
+        kept_s=sum(r.kept_s for r in rows),
+        rest_s=sum(r.rest_s for r in rows),
+    )
+
+
+def _ledger_row(row: LedgerRow, decimals: int) -> tuple[str, ...]:
+    parts = (row.seconds, row.start_s, row.compile_s, row.warmup_s, row.kept_s, row.rest_s)
+    share = percent_text(row.kept_s / row.seconds) if row.seconds > 0 else "-"
+    launches = "-" if row.purpose == BETWEEN else f"{row.launches:,}"
+    return (
+        row.purpose,
+        launches,
+        *(f"{s:,.{decimals}f}" if s >= 0.05 else "-" for s in parts),
+        "-" if row.purpose == BETWEEN else share,
+    )
+
+
+def _searching(rows: Sequence[LedgerRow]) -> str | None:
+    row = next((r for r in rows if r.purpose == "searching"), None)
+    if row is None or row.seconds <= row.compile_s:
+        return None
+    share = percent_text(row.kept_s / (row.seconds - row.compile_s))
+    return f"Of the trials' time that was not compiling, {share} lay inside kept windows."
+
+
+# The report's sections on the checks: do the finalists train like eager fp32, and does the winner's memory hold.
+
+#: Peaks that differ by less than this fraction count as the same.
+PEAKS_AGREE = 0.1
+_EVALUATIONS = {
+    "evaluate": "run, the workload's own",
+    "eval": "run, the workload's loss in evaluation mode",
+    "train": "run, the workload's loss in training mode without gradients",
+}
+
+
+def trains(outcome: Outcome) -> list[Section]:
+    """Return whether the finalists train like eager fp32, with their loss curves, as a section."""
+    title = "Does it train?"
+    if not outcome.checks:
+        if key(outcome.best.config) == key(outcome.baseline.config):
+            return []
+        same = "Nothing needed a check: every finalist's steps compute what the baseline's do."
+        return [Section(title, paragraphs(same if outcome.ledger else "It was not checked."))]
+    measured = any(check.reference_metric is not None for check in outcome.checks)
+    rows = tuple(
+        (
+            ", ".join(map(str, sorted(check.trials))),
+            describe(check.config, outcome.baseline.config),
+            {True: "passed", False: "fast but wrong", None: "not checked"}[check.passed],
+            _figure(check.distance),
+            _figure(check.tolerance),
+            *((_metrics(check),) if measured else ()),
+        )
+        for check in outcome.checks
+    )
+    columns = (
+        Column("trials", Kind.WORD),
+        Column("checked as", Kind.TEXT),
+        Column("result", Kind.WORD),
+        Column("distance"),
+        Column("tolerance"),
+        *((Column("metric (reference)"),) if measured else ()),
+    )
+    parts: list[Part] = [*paragraphs(_what_checks_compare(outcome)), Grid(columns, rows)]
+    parts += facts(*((listed_trials(sorted(c.trials)), full_stop(c.reason)) for c in outcome.checks if c.reason))
+    parts += _curves(outcome.checks)
+    return [Section(title, tuple(parts))]
+
+
+def delivers(outcome: Outcome) -> list[Section]:
+    """Return whether the winners' loaders deliver what the baseline's does, as a section."""
+    compared = [verdict for verdict in outcome.data if not verdict.needless]
+    if not compared:
+        return []
+    rows = tuple(
+        (
+            str(verdict.trial),
+            describe(verdict.config, outcome.baseline.config),
+            {True: "equal", False: "other data", None: "not compared"}[verdict.passed],
+            f"{verdict.batches:,}",
+            f"{verdict.samples:,}",
+            str(verdict.epochs),
+        )
+        for verdict in compared
+    )
+    columns = (
+        Column("trial", Kind.WORD),
+        Column("configuration", Kind.TEXT),
+        Column("data", Kind.WORD),
+        Column("batches"),
+        Column("samples"),
+        Column("epochs"),
+    )
+    how = (
+        "Digests of what a loader delivers, beside those of the baseline's, for the same samples in the same order: "
+        "the first batches of two epochs, each drawn twice, by one worker after the other. The global generators of "
+        "random numbers begin each batch alike, so that augmentations are compared as well."
+    )
+    reasons = facts(*((f"trial {v.trial}", full_stop(v.reason)) for v in compared if v.reason))
+    return [Section("Does it load the same?", (*paragraphs(how), Grid(columns, rows), *reasons))]
+
+
+def _what_checks_compare(outcome: Outcome) -> str:
+    steps = max(len(check.reference) for check in outcome.checks)
+    batch = outcome.baseline.config.get("batch_size")
+    beside = outcome.checks[0].beside
+    if beside != EAGER_FP32:
+        took = f"The losses of {count(steps, 'step')}" if steps else "The losses"
+        return (
+            f"{took} at batch {batch}, beside those of {beside}. The distance is the mean difference between the two; "
+            "the tolerance comes from three runs of the script."
+        )
+    same = f"took the same {count(steps, 'step')}" if steps else "was to take the same steps"
+    return (
+        f"Each {same} at batch {batch}, from the same weights over the same batches, as eager fp32. The distance is "
+        f"the mean difference between the two losses; the tolerance comes from eager fp32 under other seeds."
+    )
+
+
+def _metrics(check: TrainVerdict) -> str:
+    return f"{_figure(check.metric)} ({_figure(check.reference_metric)})"
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _curves(checks: tuple[TrainVerdict, ...]) -> list[Curves]:
+    """Return the losses of each check, grouped with the eager fp32 training that they are compared with."""
+    groups: dict[tuple[float, ...], list[TrainVerdict]] = {}
+    for check in checks:
+        if check.losses:
+            groups.setdefault(check.reference, []).append(check)
+    return [
+        Curves(((members[0].beside, reference), *((listed_trials(sorted(c.trials)), c.losses) for c in members)))
+        for reference, members in groups.items()
+    ]
+
+
+def _peak(held_bytes: int, timed_bytes: int | None) -> str:
+    """Return the peak of the long training, and the one in the tables if that differs: queues fill differently, and
+    what counts on a GPU here is what is reserved."""
+    text = memory_text(held_bytes)
+    if not timed_bytes or abs(held_bytes / timed_bytes - 1) < PEAKS_AGREE:
+        return text
+    return f"{text} in this training, {memory_text(timed_bytes)} at most in the launches that were timed"
+
+
+def _sustained(verdict: HoldVerdict, unit: str) -> list[tuple[str, str]]:
+    hold = verdict.hold
+    if hold is None or verdict.sustained_per_s is None:
+        return []
+    at = "" if hold.sm_clock_mhz is None else f", at {hold.sm_clock_mhz:,} MHz"
+    return [
+        ("sustained rate", f"{rate_text(verdict.sustained_per_s)} {unit} over {seconds_text(hold.sustained_s)}{at}")
+    ]
+
+
+def _first_step(hold: Hold) -> list[tuple[str, str]]:
+    """Return the first step's memory if it was larger than the training's."""
+    if hold.first_step_bytes is None or hold.first_step_bytes <= hold.peak_bytes:
+        return []
+    return [("first step", f"{memory_text(hold.first_step_bytes)}, of which later steps need no more than the peak")]
+
+
+def _evaluation(hold: Hold) -> str:
+    if hold.evaluated is None:
+        return "not run"
+    found = _EVALUATIONS.get(hold.evaluated, hold.evaluated)
+    if hold.evaluation_per_s is not None:
+        found += f"; it computes {rate_text(hold.evaluation_per_s)} samples/s"
+    if hold.inference_gain is not None:
+        found += f", with torch.inference_mode() {hold.inference_gain:.2f} times as many"
+    return found
+
+
+def holds(outcome: Outcome) -> list[Section]:
+    """Return whether the winner stays within the device's memory during a longer training, as a section."""
+    title, verdict = "Does it hold?", outcome.hold
+    if key(outcome.best.config) == key(outcome.baseline.config) and verdict is None:
+        return []
+    if verdict is None:
+        return [Section(title, paragraphs("It was not checked."))]
+    line, hold = holds_line(verdict), verdict.hold
+    if hold is None:
+        return [Section(title, paragraphs(line))]
+    settled = "memory had settled" if hold.settled else "memory was still growing"
+    free = f"{percent_text(hold.headroom)} of {memory_text(hold.capacity_bytes)} stay free"
+    found = Facts(
+        (
+            (
+                "trained",
+                f"trial {verdict.trial}, {count(hold.steps, 'step')} in {seconds_text(hold.seconds)}; {settled}",
+            ),
+            ("peak memory", _peak(hold.peak_bytes, outcome.best.peak_memory_bytes)),
+            *_first_step(hold),
+            ("headroom", f"{free}; {percent_text(verdict.headroom_wanted)} are wanted"),
+            *([("alloc retries", f"{hold.alloc_retries:,}")] if hold.alloc_retries is not None else []),
+            *_sustained(verdict, outcome.unit),
+            ("evaluation", _evaluation(hold)),
+            (
+                "largest sample",
+                f"{memory_text(hold.largest_bytes)}, trained on"
+                if hold.largest_bytes
+                else "all samples have one shape",
+            ),
+        )
+    )
+    return [Section(title, (*paragraphs("Yes." if verdict.passed else line), found))]
+
+
+# What a whole training takes: hours and money for the epochs or samples that were asked about, by where its files come
+# from.
+
+
+_HOUR_S = 3600.0
+
+
+@dataclass(frozen=True)
+class TrainingLength:
+    """The training that the user has in mind.
+
+    Attributes:
+        words: how long it is, such as ``90 epochs``.
+        samples: that it reads in all. epoch_samples: of one epoch; ``None`` if not known.
+    """
+
+    words: str
+    samples: int
+    epoch_samples: int | None
+
+
+def whole_training(material: Material) -> TrainingLength | None:
+    """Return the training of which the request says how long it is; ``None`` if it does not, or has epochs of a length
+    that is not known."""
+    outcome, spec = material.outcome, material.spec
+    if outcome is None:
+        return None
+    epoch_samples = samples_of_epoch(outcome, material.trials)
+    if spec.samples is not None:
+        return TrainingLength(count(spec.samples, "sample"), spec.samples, epoch_samples)
+    if spec.epochs is None or epoch_samples is None:
+        return None
+    return TrainingLength(count(spec.epochs, "epoch"), spec.epochs * epoch_samples, epoch_samples)
+
+
+def samples_of_epoch(outcome: Outcome, trials: Sequence[Trial]) -> int | None:
+    """Return how many samples an epoch has; ``None`` if that is not known."""
+    measured = measurement_of(outcome.baseline, trials)
+    return None if measured is None else measured.epoch_samples or None
+
+
+def whole_training_s(outcome: Outcome, one: Standing, whole: TrainingLength) -> float:
+    """Return the seconds of a whole training, a first epoch whose files no cache has included, if that was measured.
+
+    Where it was measured of another configuration only, it is taken to be no slower than there, so that two
+    configurations can be compared: see `first_epoch_is_borrowed`.
+    """
+    known = [b.cold_per_s[0] for b in outcome.bottlenecks if b.cold_per_s is not None]
+    return training_s(
+        whole.samples,
+        epoch_samples=whole.epoch_samples,
+        start_s=one.startup_s + one.compile_s,
+        per_s=one.samples_per_second,
+        cold_per_s=max(known, default=None) if (own := _cold_per_s(outcome, one)) is None else own,
+    )
+
+
+def first_epoch_is_borrowed(outcome: Outcome, one: Standing) -> bool:
+    """Return whether a training may take longer than `whole_training_s`, because only another configuration's first
+    epoch was measured."""
+    return _cold_per_s(outcome, one) is None and any(b.cold_per_s is not None for b in outcome.bottlenecks)
+
+
+def _cold_per_s(outcome: Outcome, one: Standing) -> float | None:
+    found = bottleneck_of(outcome, one.trial)
+    return None if found is None or found.cold_per_s is None else found.cold_per_s[0]
+
+
+def saved(outcome: Outcome, one: Standing, material: Material) -> list[tuple[str, str]]:
+    """Return what a configuration saves as rows of a name and a sentence.
+
+    That is hours of the training that was asked about, or else of an epoch, and money where an hour's price is known.
+    """
+    whole, price = whole_training(material), material.spec.price_per_hour
+    if whole is None:
+        samples = samples_of_epoch(outcome, material.trials)
+        words = "a million samples" if samples is None else f"an epoch of {samples:,} samples"
+        per = samples or 10**6
+        now_s, then_s = per / outcome.baseline.samples_per_second, per / one.samples_per_second
+    else:
+        words = whole.words
+        now_s, then_s = (whole_training_s(outcome, standing, whole) for standing in (outcome.baseline, one))
+    takes = "take" if words[:1].isdigit() and not words.startswith("1 ") else "takes"
+    then_is, now_is = (
+        "at least " if whole is not None and first_epoch_is_borrowed(outcome, standing) else ""
+        for standing in (one, outcome.baseline)
+    )
+    time = f"{words} {takes} {then_is}{seconds_text(then_s)} instead of {now_is}{seconds_text(now_s)}"
+    less = f", {seconds_text(now_s - then_s)} less" if now_s - then_s >= 1 else ""
+    # An objective other than the rate may choose what is slower.
+    found = [("saves" if then_s <= now_s else "takes", f"{time}{less}")]
+    if price is not None:
+        then, now = (seconds / _HOUR_S * price for seconds in (then_s, now_s))
+        words = f"{then_is}{_money(then)} instead of {now_is}{_money(now)}, at {_money(price)} an hour"
+        found.append(("costs", words))
+    return found
+
+
+def _money(amount: float) -> str:
+    return f"{amount:,.2f}" if amount >= 0.1 else f"{amount:.3g}"
+
+
+def epochs(outcome: Outcome, material: Material) -> list[Section]:
+    """Return how long the training takes with the baseline and with the winners, as a section; nothing without
+    ``--epochs`` or ``--samples``.
+
+    The first epoch reads files that no cache has, unless it is known to be otherwise; the later ones read as the
+    launches did.
+    """
+    spec, data, whole = material.spec, material.data, whole_training(material)
+    if spec.epochs is None and spec.samples is None:
+        return []
+    if whole is None:
+        return [
+            Section("Epochs", paragraphs("How many samples an epoch has is not known, and so neither is its time."))
+        ]
+    standings = {key(s.config): s for s in (outcome.baseline, outcome.best_same_batch, outcome.best)}
+    apart = data is not None and data.first_epoch_apart
+    rows = tuple(_row(outcome, s, whole, material.trials, apart=apart) for s in standings.values())
+    titles = ("trial", "first epoch", "a later one", "from a local copy", whole.words)
+    return [
+        Section(
+            "Epochs",
+            (
+                Grid((*map(Column, titles), Column("configuration", Kind.TEXT)), rows),
+                *facts(
+                    ("an epoch", None if whole.epoch_samples is None else f"{whole.epoch_samples:,} samples"),
+                    ("where its files come from", _state(outcome, data)),
+                    ("what the launches read", _read(outcome, data)),
+                ),
+            ),
+        )
+    ]
+
+
+def _row(
+    outcome: Outcome, one: Standing, whole: TrainingLength, trials: Sequence[Trial], *, apart: bool
+) -> tuple[str, ...]:
+    found, samples, cold = bottleneck_of(outcome, one.trial), whole.epoch_samples, _cold_per_s(outcome, one)
+    local_per_s = None if found is None else found.local_per_s
+    known = "not measured" if apart else "as later ones"
+    takes = seconds_text(whole_training_s(outcome, one, whole))
+    name = "baseline" if key(one.config) == key(outcome.baseline.config) else f"trial {label_of(one, trials)}"
+    return (
+        label_of(one, trials),
+        "-" if samples is None else known if cold is None else seconds_text(samples / cold),
+        "-" if samples is None else seconds_text(samples / one.samples_per_second),
+        "" if local_per_s is None or samples is None else f"about {seconds_text(samples / local_per_s)}",
+        f"at least {takes}" if apart and cold is None else takes,
+        f"{name}, {rate_text(one.samples_per_second)} {outcome.unit}",
+    )
+
+
+def _state(outcome: Outcome, data: DataRef | None) -> str | None:
+    """Say which of the figures a training will see."""
+    if data is None or data.kind == "synthetic":
+        return None
+    if data.kind == "generated" and data.store is None:
+        return "autotune's own photographs, from the page cache: with your files, --data DIR"
+    if data.store is not None:
+        held = data.store.cached
+        if held <= 0:
+            return "the slow store, in every epoch: it has no cache"
+        if held >= 1:
+            return "the slow store in the first epoch, its cache in all later ones"
+        return f"the slow store in the first epoch; later {percent_text(held)} of the files from its cache"
+    if data.page_cache == "warm":
+        return "the disk or the network in the first epoch, and the page cache, into which they fit, in all later ones"
+    if data.page_cache == "cold":
+        return "the disk or the network in every epoch: they do not fit into the page cache"
+    return "not known: the workload's own"
+
+
+def _read(outcome: Outcome, data: DataRef | None) -> str | None:
+    read, whole = outcome.samples_read, outcome.dataset_samples
+    # Data that are iterated, and samplers of the workload's own, have an order that is not ours; generated photographs
+    # stand for a larger set.
+    if not read or whole is None or data is None or data.kind == "generated":
+        return None
+    if read <= whole:
+        return f"{read:,} of {whole:,} samples; none was read twice"
+    return f"each of {whole:,} samples {read / whole:.1f} times"
+
+
+# The report's section on heats, for readers who never heard of them.
+
+
+WHAT = (
+    "In a heat several configurations train in turns, in random order, in one process and with the same weights. "
+    "Whatever slows the machine down slows all of them alike, so their ratios are surer than those of separate "
+    "launches, and each costs seconds. It shows what the device does, without loading, or what the loader does, "
+    "without a training, and where to look; what is promised was measured in launches of its own."
+)
+
+
+def heats(found: Sequence[StudyHeat], baseline: Config | None) -> list[Section]:
+    """Return the heats of a search as a section; none if there were no heats."""
+    if not found:
+        return []
+    parts: list[Part] = [Paragraph(WHAT)]
+    for heat in found:
+        parts += _heat(heat, baseline or {})
+    return [Section("Heats", tuple(parts))]
+
+
+def heat_table(heat: StudyHeat, baseline: Config) -> RenderableType:
+    """Return the table of a heat, the fastest first, with a line above it."""
+    table = new_table("rate", "95 %", "turns", "optimization", "remark", wrap=("optimization", "remark"))
+    for what, rate, interval, turns, remark in _rows(heat, baseline):
+        table.add_row(rate, interval, turns, Text(what), Text(remark))
+    return Group(Text(), Line(_line(heat)), table)
+
+
+def _line(heat: StudyHeat) -> str:
+    compared = f"{count(len(heat.heat.entrants), 'configuration')} in {seconds_text(heat.wall_s)}"
+    return f"Heat {heat.number}: {compared}, {alone(heat.heat.side)}; {one_line(heat.heat.ended)}."
+
+
+def _heat(heat: StudyHeat, baseline: Config) -> list[Part]:
+    titles = (Column("configuration", Kind.TEXT), Column("rate"), Column("95 %"), Column("turns"))
+    return [Paragraph(_line(heat)), Grid((*titles, Column("remark", Kind.TEXT)), _rows(heat, baseline))]
+
+
+def _rows(heat: StudyHeat, baseline: Config) -> tuple[tuple[str, ...], ...]:
+    """Return configuration, rate relative to the reference, its interval, number of turns, and a remark."""
+    entrants = heat.heat.entrants
+    reference = heat.heat.reference
+    return tuple(
+        (
+            _entrant_text(e.config, baseline),
+            *(("1.00×", "-") if e is reference and e.ratio else _gain(e)),
+            str(sum(turn is not None for turn in e.turns)),
+            "the reference" if e is reference and e.ratio else _remark(e),
+        )
+        for e in sorted(entrants, key=lambda e: -(e.ratio or 0.0))
+    )
+
+
+def _entrant_text(config: Config, baseline: Config) -> str:
+    return f"the baseline: {settings(config)}" if config == baseline else describe(config, baseline)
+
+
+def _gain(entrant: HeatEntrant) -> tuple[str, str]:
+    if entrant.ratio is None:
+        return "-", "-"
+    if entrant.ratio_ci95 is None:
+        return ratio_text(entrant.ratio), "-"
+    return gain_text((entrant.ratio, *entrant.ratio_ci95))
+
+
+def _remark(entrant: HeatEntrant) -> str:
+    if entrant.status is TrialStatus.COMPLETE:
+        return ""
+    if entrant.status is TrialStatus.PRUNED:
+        return "dropped out, certainly behind"
+    return full_stop(f"{entrant.status}: {one_line(entrant.cause or '')}").rstrip(".")
