@@ -150,7 +150,8 @@ class Slow(Exception):
     """
 
     def __init__(self, rate_per_s: float, measurement: Measurement | None = None) -> None:
-        super().__init__(f"ran at {rate_per_s:.4g} samples/s")
+        unit = "samples/s" if measurement is None else measurement.unit
+        super().__init__(f"ran at {rate_per_s:.4g} {unit}")
         self.rate_per_s = rate_per_s
         self.measurement = measurement
 

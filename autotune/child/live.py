@@ -253,7 +253,7 @@ def profile_of(
             peak_memory_is="host" if cpu else "device",
             compile_seconds=0.0,
             startup_seconds=0.0,
-            loader_wait_fraction=found.wait,
+            loader_wait_fraction=found.wait if WORKERS in space.baseline else None,
             epoch_turn_seconds=found.epoch_turn_s,
             launches=1,
             same_batch=True,
@@ -268,6 +268,7 @@ def profile_of(
             worker_start_method="fork",
             seed=0,
             allow_busy=True,
+            counts="samples" if WORKERS in space.baseline else "steps",
         ),
         fingerprint=fingerprint(probe, host, card, DataRef(kind="none")),
         versions=Versions(

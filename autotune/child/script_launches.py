@@ -155,7 +155,7 @@ class _Watched:
         #: Windows are whole epochs.
         self._whole = False
         self._pauses = Pauses()
-        self._counts_samples = False
+        self._counts_samples = bool(command.samples_per_step) or BATCH_SIZE.name in entering.set_by(command)
         #: An epoch's, about, and since the windows began.
         self._epoch_s = self._elapsed_s = 0.0
         #: As `SeenLoader.made`, when the windows began.
@@ -327,9 +327,12 @@ class _Watched:
         return True
 
     def _samples(self, step: SeenStep) -> int:
-        """Return the samples of a step; 1 where nothing tells them, so that the rate is one of steps."""
-        self._counts_samples |= step.samples is not None or bool(self._command.samples_per_step)
-        return self._command.samples_per_step or (1 if step.samples is None else step.samples)
+        """Return the samples of a step: as told, or as seen, or those of the batch that the command sets; 1 where
+        nothing tells them, so that the rate is one of steps."""
+        if step.samples is not None and not self._command.samples_per_step:
+            self._counts_samples = True
+            return step.samples
+        return entering.samples_in_step(self._command, self._spec.config)
 
     def _capacity_per_s(self) -> float | None:
         """Return what the loader's workers could deliver, by the time that each takes for a batch; ``None`` if that was

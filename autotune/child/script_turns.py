@@ -19,6 +19,7 @@ from autotune.child.script_process import ScriptProcess, Training, never_inside,
 from autotune.child.surroundings import Watcher, cards_of, reason_to_discard
 from autotune.child.trail import NONE_INSIDE, SeenStep, Trained
 from autotune.child.turns import LEAST_STEPS, SETTLED_S, race
+from autotune.knobs import refused_knob
 from autotune.knobs.num_workers import workers_of
 from autotune.knobs.prefetch_factor import prefetch_of
 from autotune.launcher import entering
@@ -351,6 +352,7 @@ class ScriptTurns:
         else:
             return False
         entrant.status, entrant.phase, entrant.cause = TrialStatus.CRASHED, phase, why
+        entrant.refuses = refused_knob(entrant.config, why)
         # In a training that goes on, the script's own is in force again.
         self._queue = self._own_queue
         return True

@@ -100,7 +100,7 @@ class _Guarded:
             entrant.phase = self._beats.phase
             entrant.status, entrant.cause, entrant.advice = found.status, found.cause, found.advice
             entrant.cannot_compile, entrant.refuses = found.cannot_compile, found.refuses
-            if found.refuses is not None:
+            if found.refuses is not None and not shares(found.refuses, entrant.config, self._plan.entrants[0]):
                 self._refused.append(entrant)
             return None
 

@@ -113,7 +113,8 @@ class Tally:
 
     @property
     def unit(self) -> str:
-        return unit_of([self.baseline] if self.baseline is not None else [])
+        """Of rates; empty as long as none is known."""
+        return unit_of([self.baseline]) if self.baseline is not None else ""
 
     @property
     def counts(self) -> Counter[str]:
@@ -315,7 +316,7 @@ class LivePanel(Observer):
             text.append(f" · {phase_text(beat.phase, self._config)}", style="cyan")
             text.append(f", step {beat.step:,}" if beat.step else "")
             if self._board is None and beat.rate_per_s is not None:
-                text.append(f" · {rate_text(beat.rate_per_s)} {self._progress.unit}")
+                text.append(f" · {rate_text(beat.rate_per_s)} {self._progress.unit}".rstrip())
             text.append("" if beat.memory_bytes is None else f" · {memory_text(beat.memory_bytes)}")
             text.append("" if beat.loss is None else f" · loss {beat.loss:.3g}")
         beside = self._progress.beside(self._title)

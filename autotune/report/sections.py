@@ -159,7 +159,7 @@ def limits(outcome: Outcome, trials: Sequence[Trial]) -> list[Section]:
     if not outcome.bottlenecks:
         waits = outcome.best.loader_wait_fraction
         line = "The ceilings were not measured. " + (
-            "No loader was seen, and a program that tells its own rate is not looked into: what limits it is not known."
+            "What limits it is not known: no loader was seen, or a program tells its own rate and is not looked into."
             if waits is None
             else f"The winner waits for its loader {percent_text(waits)} of the time."
         )
@@ -532,7 +532,7 @@ def whole_training(material: Material) -> TrainingLength | None:
     if outcome is None:
         return None
     epoch_samples = samples_of_epoch(outcome, material.trials)
-    if spec.samples is not None:
+    if spec.samples is not None and outcome.counts == "samples":
         return TrainingLength(count(spec.samples, "sample"), spec.samples, epoch_samples)
     if spec.epochs is None or epoch_samples is None:
         return None
@@ -580,7 +580,7 @@ def saved(outcome: Outcome, one: Standing, material: Material) -> list[tuple[str
     whole, price = whole_training(material), material.spec.price_per_hour
     if whole is None:
         samples = samples_of_epoch(outcome, material.trials)
-        words = "a million samples" if samples is None else f"an epoch of {samples:,} samples"
+        words = f"a million {outcome.counts}" if samples is None else f"an epoch of {samples:,} samples"
         per = samples or 10**6
         now_s, then_s = per / outcome.baseline.samples_per_second, per / one.samples_per_second
     else:

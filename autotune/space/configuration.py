@@ -226,8 +226,8 @@ class Lessons:
     ===============  ==========================================================================================
 
     Whatever its status, a failure by which something refuses a knob's value (a precision, a memory format) rules out
-    all configurations with it. Any other status says nothing about other configurations. The workload's own knobs must
-    match in every case.
+    all configurations with it, unless one of them has completed a trial. Any other status says nothing about other
+    configurations. The workload's own knobs must match in every case.
     """
 
     def __init__(self) -> None:
@@ -247,8 +247,9 @@ class Lessons:
         self._other_data: set[_Part] = set()
         #: Nothing can be compiled on this machine.
         self.cannot_compile = False
-        #: Knobs with values that something in the training refuses.
-        self.refused: set[tuple[str, Value]] = set()
+        #: Knobs with values that something in the training refuses, with the workload's knobs; and of those that ran.
+        self.refused: set[tuple[str, Value, _Part]] = set()
+        self._ran: set[tuple[str, Value, _Part]] = set()
 
     def learn(
         self, status: TrialStatus, config: Config, *, cannot_compile: bool = False, refuses: str | None = None
@@ -261,7 +262,7 @@ class Lessons:
         """
         self.cannot_compile |= cannot_compile
         if refuses is not None:
-            self.refused.add((refuses, config[refuses]))
+            self.refused.add((refuses, config[refuses], _part(config, ())))
         batch = int(config["batch_size"])
         queued = queued_batches(config)
         if status is TrialStatus.OOM:
@@ -274,6 +275,7 @@ class Lessons:
             _least(self._compile, _part(config, _COMPILED), samples_at_once(config))
         elif status is TrialStatus.COMPLETE:
             self._trained.add(_part(config, _ARITHMETIC))
+            self._ran |= {(name, value, _part(config, ())) for name, value in config.items()}
         elif status is TrialStatus.DIVERGED:
             if _part(config, _ARITHMETIC) in self._trained:
                 self._failed.add(key(config))
@@ -321,7 +323,7 @@ class Lessons:
             or self.is_wrong(config)
             or key(config) in self._failed
             or (self.cannot_compile and compiles(config))
-            or any(config.get(name) == value for name, value in self.refused)
+            or any(config.get(n) == v and part == _part(config, ()) for n, v, part in self.refused - self._ran)
         )
 
 

@@ -251,9 +251,16 @@ class SearchTime:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no more of the budget is kept for the proof than one takes: of a short budget a part says
-        nothing, and while nothing but the baseline has completed there is nothing to prove."""
-        return len(self._complete.ends) < 2 or (self.is_short and not self._history.contests)
+        """Whether no more of the budget is kept for the proof than one takes: a part of a short budget says nothing,
+        and while nothing is compared with the baseline there is nothing to prove."""
+        pruned = any(t.result.status is TrialStatus.PRUNED for t in self._history.trials)
+        alone = len(self._complete.ends) < 2 and not pruned
+        return alone or (self.is_short and not self._history.contests)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the part of the budget that searching may take is spent, so that the rest is the proof's."""
+        return not self.is_whole and self._budget.spent_s >= self.share * self._budget.limit_s
 
     @property
     def is_short(self) -> bool:

@@ -57,7 +57,8 @@ def heat_steps(plan: HeatPlan) -> Generator[tuple[int, HeatPlan], TrialResult, H
         failed = left[result.turn]
         # What refuses a value does so whatever the other knobs are.
         alike = [i for i in left if shares(result.refuses, plan.entrants[failed], plan.entrants[i])]
-        for charged in alike or [failed]:
+        # The reference has run with what it has.
+        for charged in [failed] if 0 in alike or not alike else alike:
             left.remove(charged)
             found[charged] = HeatEntrant(
                 config=dict(plan.entrants[charged]),

@@ -348,7 +348,7 @@ class StudyLoop:
         cannot = next((e for e in found.heat.entrants if e.cannot_compile), None)
         if cannot is not None and not knew:
             self._observer.says(closed_because(cannot))
-        for name, value in self._experience.lessons.refused - refused:
+        for name, value, _ in self._experience.lessons.refused - refused:
             entrant = next(e for e in found.heat.entrants if e.refuses == name and e.config[name] == value)
             self._observer.says(_no_more_because(name, entrant.config, entrant.cause))
 
@@ -393,7 +393,8 @@ class StudyLoop:
         lessons, first = self._experience.lessons, self.baseline is None
         closes = trial.result.cannot_compile and not lessons.cannot_compile
         refused = trial.result.refuses
-        is_new = refused is not None and (refused, trial.config[refused]) not in lessons.refused
+        known = {(name, value) for name, value, _ in lessons.refused}
+        is_new = refused is not None and (refused, trial.config[refused]) not in known
         self._learn(remembered)
         self._observer.trial_ends(remembered)
         if first and self.baseline is not None and measurement is not None:
@@ -495,7 +496,7 @@ class StudyLoop:
             over = self._launches.budget.left_s <= 0
             return "the budget is spent" if over else None
         if self._experience.costs.expected_s(self.space.baseline) > self._agenda.time.left_s:
-            if self._agenda.time.is_whole:
+            if self._agenda.time.is_whole or self._agenda.time.is_over:
                 proof = "what is left of the budget is for the proof"
                 return proof if len(self.complete) > 1 else "no other launch fits into what is left of the budget"
             share = f"{100 * self._agenda.time.share:.0f} %"

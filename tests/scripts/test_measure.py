@@ -37,6 +37,28 @@ def test_evaluations_are_left_out_of_the_rate(launched: Any) -> None:
     assert 200 < result.measurement.steady_per_s < 402
 
 
+#: Makes its batches itself, of as many samples as it is told.
+BY_HAND = """
+import sys, time, torch
+model = torch.nn.Linear(16, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    optimizer.zero_grad()
+    model(torch.randn(int(sys.argv[1]), 16)).sum().backward()
+    optimizer.step()
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(("batch", "samples", "counts"), [("{batch_size}", 8, "samples"), ("8", 1, "steps")])
+def test_without_a_loader_steps_count_unless_the_command_sets_the_batch(
+    launched: Any, batch: str, samples: int, counts: str
+) -> None:
+    found = launched(*code(BY_HAND), batch).measurement
+    assert (found.batch_size, found.counts) == (samples, counts)
+    assert 40 * samples < found.steady_per_s < 101 * samples
+
+
 #: Saves once in each epoch, which takes most of the time.
 SAVING = """
 import time, torch

@@ -178,15 +178,24 @@ def test_what_trains_wrongly_rules_out_all_that_compute_alike() -> None:
         assert not lessons.rule_out({**wrong, **other})
 
 
-def test_a_refused_precision_rules_out_all_that_have_it() -> None:
-    lessons = Lessons()
-    lessons.learn(TrialStatus.USER_ERROR, FAILED, refuses="precision")
-    assert lessons.refused == {("precision", "bf16")} and lessons.rule_out({**FAILED, **OTHER, "precision": "bf16"})
-    assert not lessons.rule_out({**FAILED, "precision": "fp16"}) and not lessons.rule_out({**FAILED, **OTHER})
+#: Other than what failed in all but the workload's own knobs.
+OTHERWISE = {**OTHER, "workload.depth": FAILED["workload.depth"]}
 
 
-def test_a_refused_layout_rules_out_all_that_have_it() -> None:
+@pytest.mark.parametrize("knob", ["precision", "memory_format"])
+def test_a_refused_value_rules_out_all_that_have_it(knob: str) -> None:
     lessons = Lessons()
-    lessons.learn(TrialStatus.USER_ERROR, {**FAILED, "memory_format": "channels_last"}, refuses="memory_format")
-    assert lessons.rule_out({**FAILED, **OTHER, "memory_format": "channels_last"})
-    assert not lessons.rule_out({**FAILED, **OTHER, "memory_format": "contiguous"})
+    failed = {**FAILED, "memory_format": "channels_last"}
+    lessons.learn(TrialStatus.USER_ERROR, failed, refuses=knob)
+    assert lessons.rule_out({**OTHERWISE, "batch_size": 8, knob: failed[knob]})
+    assert not lessons.rule_out({**OTHERWISE, "batch_size": 8, knob: "fp32" if knob == "precision" else "contiguous"})
+    assert not lessons.rule_out({**failed, "workload.depth": 3})
+
+
+def test_what_has_run_is_not_refused() -> None:
+    lessons = Lessons()
+    laid_out = {**FAILED, "memory_format": "channels_last"}
+    lessons.learn(TrialStatus.COMPLETE, laid_out)
+    lessons.learn(TrialStatus.USER_ERROR, {**laid_out, **OTHERWISE}, refuses="memory_format")
+    lessons.learn(TrialStatus.USER_ERROR, {**laid_out, "precision": "fp32"}, refuses="memory_format")
+    assert not lessons.rule_out({**laid_out, "batch_size": 16})

@@ -128,11 +128,12 @@ class Study:
         if self.outcome is not None:
             rows = []
             baseline, best, same = self.outcome.baseline, self.outcome.best, self.outcome.best_same_batch
-            rows.append(("baseline", f"{_rate(baseline)}: {settings(baseline.config)}"))
+            unit = self.outcome.unit
+            rows.append(("baseline", f"{_rate(baseline)} {unit}: {settings(baseline.config)}"))
             if best.config != baseline.config:
-                rows.append(("best", f"{_rate(best)}: {describe(best.config, baseline.config)}"))
+                rows.append(("best", f"{_rate(best)} {unit}: {describe(best.config, baseline.config)}"))
             if same.config not in (baseline.config, best.config):
-                rows.append(("same batch", f"{_rate(same)}: {describe(same.config, baseline.config)}"))
+                rows.append(("same batch", f"{_rate(same)} {unit}: {describe(same.config, baseline.config)}"))
             if self.outcome.profile is not None:
                 rows.append(("profile", str(self._files.profile)))
             return [*rows, ("report", str(self._files.report))]
@@ -217,7 +218,7 @@ def _row(trial: Trial, knobs: Sequence[str]) -> dict[str, Any]:
 
 
 def _rate(standing: Standing) -> str:
-    return f"{rate_text(standing.samples_per_second, standing.ci95)} samples/s"
+    return f"{rate_text(standing.samples_per_second, standing.ci95)}"
 
 
 # Progress of a search in a notebook: the panel of a terminal as HTML, in one output that is updated in place.

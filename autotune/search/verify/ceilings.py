@@ -21,7 +21,7 @@ from autotune.base.records import (
     MeasurePlan,
     TrialStatus,
 )
-from autotune.knobs.num_workers import workers_of
+from autotune.knobs.num_workers import WORKERS, workers_of
 from autotune.knobs.pin_memory import KNOB as PINNED
 from autotune.knobs.static_graph import KNOB as STATIC_GRAPH
 from autotune.search.verify.final import Final
@@ -54,7 +54,7 @@ _NAMES = {LaunchKind.DEVICE_ONLY: "device", LaunchKind.LOADER_ONLY: "loader", La
 
 def bottlenecks(final: Final, compared: Comparison, entrants: Sequence[Entrant], share_s: float) -> list[Bottleneck]:
     """Return the bottleneck of each entrant, as far as there is time. Ceilings shared by entrants are measured once."""
-    if not final.sees_inside or compared.baseline.seen[0].counts == "steps":
+    if not final.sees_inside or WORKERS not in final.space.baseline:
         return []
     budget = final.launches.budget
     # Launches by an earlier run of the study count against this step's share.

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from autotune import stats
 from autotune.base.errors import AutotuneError, MachineError
 from autotune.base.records import LaunchKind, Measurement, Standing, Trial, TrialResult, TrialStatus, Value
+from autotune.knobs.num_workers import WORKERS
 from autotune.samplers import WARM_COMPILE, graph
 from autotune.search.verify.final import Final
 from autotune.space import Space, key
@@ -207,7 +208,7 @@ def standing(
         startup_s=median(m.startup_s for m in measurements),
         epoch_turn_s=median(turns) if turns else None,
         # Where no loader was seen, nothing tells how long a step waits for its batch.
-        loader_wait_fraction=None if measurements[0].counts == "steps" else wait_fraction(measurements),
+        loader_wait_fraction=wait_fraction(measurements) if WORKERS in entrant.config else None,
     )
 
 
