@@ -153,7 +153,7 @@ class Rounds:
             if entrant.runs and not any(entrant.turns) and late:
                 entrant.status, entrant.cause = TrialStatus.INTERRUPTED, "the heat's time was up before it had a turn"
         compared = self._compared()
-        if compared is None and not late:
+        if compared is None and not late and any(e.runs for e in self.entrants if e is not reference):
             return None
         return Heat(
             entrants=tuple(_row(entrant, compared) for entrant in self.entrants),

@@ -114,6 +114,13 @@ def test_who_fails_is_out_and_has_no_ratio() -> None:
     assert turns.left == [1] and len(found.entrants[2].turns) == 5
 
 
+def test_where_all_others_fail_nobody_else_is_blamed() -> None:
+    heat, _ = race([1.0, 1.0, 1.0], gone={1: 0, 2: 0})
+    assert heat.ended == "nobody is left to compare"
+    assert [e.status for e in heat.entrants] == [TrialStatus.COMPLETE, TrialStatus.OOM, TrialStatus.OOM]
+    assert all(e.ratio is None for e in heat.entrants[1:])
+
+
 def test_rounds_that_are_slow_for_all_cancel() -> None:
     found, _ = race([1.0, 0.8], noise_sd=0.005, max_rounds=8, all_rounds=True, max_s=1e6)
     assert found.entrants[1].ratio == pytest.approx(1.25, rel=0.02)
