@@ -403,12 +403,13 @@ def _what_checks_compare(outcome: Outcome) -> str:
         took = f"The losses of {count(steps, 'step')}" if steps else "The losses"
         return (
             f"{took} at batch {batch}, beside those of {beside}. The distance is the mean difference between the two; "
-            "the tolerance comes from three runs of the script."
+            "a small part of the loss is accepted, and more where further runs of the script lie further apart."
         )
     same = f"took the same {count(steps, 'step')}" if steps else "was to take the same steps"
     return (
         f"Each {same} at batch {batch}, from the same weights over the same batches, as eager fp32. The distance is "
-        f"the mean difference between the two losses; the tolerance comes from eager fp32 under other seeds."
+        "the mean difference between the two losses; a small part of the loss is accepted, and more where eager fp32 "
+        "under other seeds lies further apart."
     )
 
 

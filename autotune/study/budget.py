@@ -25,8 +25,8 @@ ALONE_SHARE = 0.7
 #: no budget is so large that it would not gain from this part of it.
 PROOF_TRIALS, PROOF_PART = 18, 0.25
 #: Launches from the baseline's first to a verdict, at least: another configuration, and two of each in turns; and those
-#: that check how a script's winner trains, each a start and little more.
-VERDICT_LAUNCHES, CHECK_LAUNCHES = 5, 4
+#: that check how a script's winner trains, each a start and little more: its own, and one of the script as it stands.
+VERDICT_LAUNCHES, CHECK_LAUNCHES = 5, 2
 #: A budget holds to so many seconds, or to this part of it, whichever is more.
 GRACE_S, GRACE = 5.0, 0.05
 #: Seconds of the count that a SIGKILL can lose.

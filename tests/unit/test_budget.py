@@ -140,8 +140,8 @@ def test_what_the_proof_needs_is_kept_for_it() -> None:
     ("limit_s", "said"),
     [
         (120.0, None),
-        (60.0, "the check of how a winner trains, which takes 4 more: --budget 110s would"),
-        (40.0, "a verdict, which takes 5 more: --budget 110s would"),
+        (65.0, "the check of how a winner trains, which takes 2 more: --budget 90s would"),
+        (40.0, "a verdict, which takes 5 more: --budget 90s would"),
     ],
 )
 def test_what_a_budget_has_no_time_for_is_said_with_one_that_has(limit_s: float, said: str | None) -> None:

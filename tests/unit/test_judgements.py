@@ -34,6 +34,10 @@ def references(start=2.3, end=1.4, *, scatter=0.05, noise=0.01):
 
 
 class TestPasses:
+    def test_beside_a_single_run_as_it_is_the_same(self):
+        found = judge(check(curve(2.3, 1.41)), references()[:1])
+        assert found.passed is True and 0 < found.distance < found.tolerance
+
     def test_the_same_curve(self):
         found = judge(references()[0], references())
         assert found == Judgement(True, None, found.tolerance, 0.0)
@@ -143,8 +147,13 @@ class TestCannotBeSaid:
         assert found.passed is None and found.tolerance is None
         assert "eager fp32 itself" in found.reason and why in found.reason
 
-    def test_if_nothing_shows_the_scatter(self):
-        assert judge(references()[0], references()[:1]).passed is None
+    @pytest.mark.parametrize(
+        "other",
+        [check(curve(2.8, 1.9)), check([2.3], finite=False), check([], scaler_skips=24), check(curve(), changed=0)],
+    )
+    def test_if_nothing_shows_the_scatter(self, other):
+        found = judge(other, references()[:1])
+        assert found.passed is None and "one run of eager fp32 only" in found.reason
 
     def test_tensors_that_change_in_only_some_references_are_not_required(self):
         runs = references()
@@ -158,6 +167,30 @@ class TestCannotBeSaid:
     def test_curves_of_different_lengths_raise(self):
         with pytest.raises(ValueError, match="number of steps"):
             judge(check(curve(steps=12)), references())
+
+
+@given(
+    st.tuples(st.floats(-3, 3), st.floats(-3, 3)),
+    st.lists(st.tuples(st.floats(-1, 1), st.floats(-1, 1), st.floats(0.5, 1.0)), min_size=3, max_size=3),
+    st.tuples(st.floats(-0.1, 0.1), st.floats(-0.1, 0.1), st.floats(0.5, 1.0)),
+    st.floats(0.0, 0.5),
+    st.one_of(st.none(), st.lists(st.sampled_from([0.0, 0.5, 0.52, 0.9]), min_size=4, max_size=4)),
+)
+def test_what_passes_beside_the_first_reference_passes_beside_all(ends, apart, off, noise, metrics):
+    """Each further reference only widens what is accepted, or shows that none can serve as a yardstick."""
+    start, end = ends
+    runs = [check(curve(start + a, end + b, noise=noise, seed=i), changed=c) for i, (a, b, c) in enumerate(apart)]
+    (a, b, _), (da, db, changed) = apart[0], off
+    candidate = check(curve(start + a + da, end + b + db, noise=noise, seed=0), changed=changed)
+    if metrics is not None:
+        candidate, *runs = [
+            one.model_copy(update={"metric": metric}) for one, metric in zip([candidate, *runs], metrics, strict=True)
+        ]
+    alone, whole = judge(candidate, runs[:1]), judge(candidate, runs)
+    assert alone.passed in (True, None)
+    if alone.passed:
+        assert whole.passed is True or "eager fp32 itself" in whole.reason
+    assert alone.passed or whole.passed is not None or whole.reason is not None
 
 
 @given(

@@ -149,7 +149,7 @@ def test_a_winner_that_fails_in_its_last_rounds_is_none(world: NoisyWorld) -> No
 
 
 def test_a_tie_is_not_a_win(world: NoisyWorld) -> None:
-    world.noise, world.random = 0.02, random.Random(3)
+    world.noise, world.random = 0.02, random.Random(2)
     outcome = world.run(faster_by(1.01, world))
     assert key(outcome.best.config) == key(outcome.baseline.config)
     profile = read(world.files.profile)
@@ -243,10 +243,32 @@ def test_the_check_runs_at_the_users_batch_with_the_users_loader(world: NoisyWor
     specs = world.launched(LaunchKind.TRAIN_CHECK)
     assert {s.config["batch_size"] for s in specs} == {32} and {s.config["num_workers"] for s in specs} == {0}
     references = [s for s in specs if s.check is not None and s.check.reference]
-    assert [s.check.seed for s in references if s.check] == [0, 1, 2]
+    assert [s.check.seed for s in references if s.check] == [0], "whoever passes beside one run passes beside three"
     assert {s.config["precision"] for s in references} == {"fp32"}
-    # Three references, and one check shared by all finalists in bf16.
-    assert len(specs) == 4
+    # One reference, and one check shared by all finalists in bf16.
+    assert len(specs) == 2
+
+
+def test_who_does_not_pass_beside_one_reference_is_judged_by_three(world: NoisyWorld) -> None:
+    """bf16 lies 8 % off the first run of fp32: more than rounding does, less than the other seeds."""
+
+    def script(spec: TrialSpec) -> Play:
+        bf16 = spec.config.get("precision") == "bf16"
+        seed, steps = (spec.check.seed, spec.check.steps) if spec.check else (0, 1)
+        off = 1.08 if bf16 else 1 + 0.1 * seed
+        losses = tuple(off * (2.3 - 1.5 * step / steps) for step in range(steps))
+        return Play(
+            rate_per_s=world.rate(150 if bf16 else 100),
+            wall_s=5.0,
+            check=TrainCheck(losses=losses, finite=True, changed=1.0),
+        )
+
+    outcome = world.run(script)
+    specs = world.launched(LaunchKind.TRAIN_CHECK)
+    assert [s.check.seed for s in specs if s.check is not None and s.check.reference] == [0, 1, 2]
+    assert not outcome.dropped and outcome.best.config["precision"] == "bf16"
+    (checked,) = outcome.checks
+    assert checked.passed and checked.distance is not None and 0.05 * 1.55 < checked.distance < checked.tolerance
 
 
 def test_a_winner_without_headroom_is_dropped(world: NoisyWorld) -> None:
@@ -408,7 +430,8 @@ def test_the_yardstick_is_the_users_own_training(world: NoisyWorld, declared: bo
     # A knob that changes only the speed is the same training.
     assert (outcome.best_same_batch.config["workload.kernel"] == "b") == (declared is False)
     if declared is not True:
-        assert len([s for s in checks if s.check is not None and s.check.reference]) == 3
+        # Whoever differs from the first run is judged beside all three.
+        assert len([s for s in checks if s.check is not None and s.check.reference]) in (1, 3)
 
 
 def test_other_weights_are_no_failure_of_a_knob_that_says_nothing(world: NoisyWorld) -> None:
@@ -562,7 +585,7 @@ def test_a_winner_that_compiles_too_slowly_at_the_own_batch_is_checked_without_c
         assert modes == {"off"} and verdict.config["compile_mode"] == "off"
         assert "checked without compiling, because compiling for batch 32" in said
         # Finalists that are eager themselves share the check.
-        assert len(world.launched(LaunchKind.TRAIN_CHECK)) == 4
+        assert len(world.launched(LaunchKind.TRAIN_CHECK)) == 2
     else:
         assert "default" in modes and "without" not in said
 
@@ -570,7 +593,7 @@ def test_a_winner_that_compiles_too_slowly_at_the_own_batch_is_checked_without_c
 def test_a_winner_that_only_compiles_has_no_eager_twin_to_check(world: NoisyWorld) -> None:
     fixed = {n: v for n, v in FIXED.items() if n not in ("batch_size", "compile_mode")} | {"precision": "fp32"}
     only = {"batch_size": ("32", "64"), "compile_mode": ("off", "default")}
-    outcome = world.run(compiling_in(60.0, world), budget_s=600.0, fixed=fixed, narrowed=only)
+    outcome = world.run(compiling_in(90.0, world), budget_s=600.0, fixed=fixed, narrowed=only)
     (verdict,) = outcome.checks
     assert verdict.passed is None and "no time" in str(verdict.reason)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import mean, stdev, variance
@@ -17,6 +17,7 @@ from autotune.base.records import (
     DeliveryPlan,
     Hold,
     LaunchKind,
+    Measurement,
     TrainCheck,
     TrainVerdict,
     TrialResult,
@@ -91,6 +92,9 @@ class Judgement:
 def judge(candidate: TrainCheck, references: Sequence[TrainCheck], beside: str = EAGER_FP32) -> Judgement:
     """Compare a training with eager fp32 trainings.
 
+    One reference shows no scatter, so that it can only show that a training passes: whatever passes beside the first
+    alone passes beside all of them, because each further one only widens what is accepted.
+
     Args:
         references: the first started from the candidate's weights, the others from weights of other seeds. All took
             the same steps over the same batches. Of a script, they are runs of it as it stands, which begin with the
@@ -103,10 +107,17 @@ def judge(candidate: TrainCheck, references: Sequence[TrainCheck], beside: str =
     unfit = _unfit(references, beside)
     if unfit is not None:
         return Judgement(None, unfit)
+    found = _compared(candidate, references, beside)
+    if len(references) == 1 and not found.passed:
+        return Judgement(None, f"there is one run of {beside} only, which shows no scatter to compare with")
+    return found
+
+
+def _compared(candidate: TrainCheck, references: Sequence[TrainCheck], beside: str) -> Judgement:
     reference = references[0]
-    pairs = list(combinations((r.losses for r in references), 2))
+    pairs = combinations((r.losses for r in references), 2)
     size = mean(abs(loss) for loss in reference.losses)
-    tolerance = max(FLOOR * size, SLACK * max(_distance(a, b) for a, b in pairs))
+    tolerance = max(FLOOR * size, SLACK * max((_distance(a, b) for a, b in pairs), default=0.0))
     reason = _broken(candidate)
     if reason is not None:
         seen = _distance(candidate.losses, reference.losses) if candidate.losses else None
@@ -153,8 +164,6 @@ def _unfit(references: Sequence[TrainCheck], beside: str) -> str | None:
     """Return why the references cannot serve as a yardstick; ``None`` if they can."""
     if not references:
         raise ValueError("a training can only be judged by a reference")
-    if len(references) < 2:
-        return f"there is one run of {beside} only, which shows no scatter to compare with"
     for reference in references:
         if not reference.finite:
             return f"{beside} itself fails: {_not_finite(reference)}"
@@ -230,7 +239,7 @@ def _does_not_fall(candidate: TrainCheck, references: Sequence[TrainCheck], size
 def _metric_differs(candidate: TrainCheck, references: Sequence[TrainCheck], beside: str) -> str | None:
     """Check the workload's own metric as the losses are checked: seeds show how far apart it may be."""
     theirs = [r.metric for r in references if r.metric is not None]
-    if candidate.metric is None or len(theirs) < len(references) or len(set(theirs)) == 1:
+    if candidate.metric is None or len(theirs) < len(references) or len(set(theirs)) == 1 < len(theirs):
         # What is the same for each seed (no class is told apart yet) shows no scatter to compare with.
         return None
     allowed = max(FLOOR * abs(theirs[0]), SLACK * (max(theirs) - min(theirs)))
@@ -287,7 +296,8 @@ def _percent(part: float, whole: float) -> str:
 
 # Checks that every finalist trains like eager fp32, with equal weights and batches and the user's batch size.
 
-#: Seeds of the eager fp32 runs whose differences determine the tolerance.
+#: Seeds of the eager fp32 runs whose differences determine the tolerance. All but the first run only where a candidate
+#: does not pass beside that one (see `judge`).
 REFERENCE_SEEDS = (0, 1, 2)
 #: Fewer steps show nothing of a curve; more cost more than they tell.
 FEWEST_STEPS, MOST_STEPS = 8, 24
@@ -336,29 +346,32 @@ def check_training(
         for verdict in verdicts:
             final.observer.says(_unchecked(verdict))
         return verdicts
+    until_s = final.launches.budget.left_s - share_s
     paid, done = _paid(final, groups, earlier)
     before = final.launches.finished(_reference_name(_store(final, groups[0].reference), 0), groups[0].reference)
+    # Where there is no time for all references, one may be enough.
+    for runs in (len(REFERENCE_SEEDS), 1):
+        chosen, steps = _affordable(baseline, groups, share_s, paid, done, runs)
+        if None not in chosen:
+            break
     if before is not None and before.check is not None:
         # Every further check has as many steps: curves of different lengths cannot be compared.
-        chosen, steps = _affordable(baseline, groups, share_s, paid, done)[0], len(before.check.losses)
-    else:
-        chosen, steps = _affordable(baseline, groups, share_s, paid, done)
-    references: dict[str, list[TrainCheck] | str] = {}
+        steps = len(before.check.losses)
+    references: dict[str, _References] = {}
     checked: dict[str, TrainVerdict] = {}
     verdicts = []
     for group, affordable in zip(groups, chosen, strict=True):
-        store = _store(final, group.reference)
         if affordable is None:
             untold = _verdict(group, None, "there was no time to check it")
             verdict = untold.model_copy(update={"beside": final.beside})
         else:
-            if key(group.reference) not in references:
-                references[key(group.reference)] = _run_references(final, group.reference, steps, store)
+            name = key(group.reference)
+            if name not in references:
+                references[name] = _References(final, group.reference, steps, baseline.seen[0], until_s)
             # An eager twin may be a finalist itself.
-            name = key(affordable.config)
+            name, yardstick = key(affordable.config), references[name]
             if name not in checked:
-                yardstick = references[key(group.reference)]
-                checked[name] = _check(final, affordable, yardstick, steps, store)
+                checked[name] = _check(final, affordable, yardstick)
             verdict = _verdict_for(affordable, checked[name])
         verdicts.append(verdict)
         if verdict.passed is False:
@@ -383,14 +396,14 @@ def train_alike(final: Final, one: Entrant, other: Entrant) -> bool:
 
 
 def need_s(final: Final, baseline: Entrant, entrants: Sequence[Entrant], earlier: Sequence[TrainVerdict] = ()) -> float:
-    """Return about how many seconds a check on any of these entrants takes at least, with its references.
+    """Return about how many seconds a check on any of these entrants takes, with all of its references.
 
     Args:
         earlier: see `check_training`.
     """
     groups = _groups(final, entrants) if final.sees_inside else []
     paid, done = _paid(final, groups, earlier)
-    costs = [_cost(baseline, [group], paid, done) for group in groups]
+    costs = [_cost(baseline, [group], paid, done, len(REFERENCE_SEEDS)) for group in groups]
     return max((fixed_s + FEWEST_STEPS * step_s for fixed_s, step_s in costs), default=0.0)
 
 
@@ -402,17 +415,17 @@ def is_told_by(final: Final, verdict: TrainVerdict, one: Entrant) -> bool:
     return verdict.passed is not None or verdict.config == _as_checked(final, one.config)
 
 
-def _paid(final: Final, groups: Sequence[_Group], earlier: Sequence[TrainVerdict]) -> tuple[set[str], set[str]]:
-    """Return keys of the references and of the checks that have been run already, also by an earlier run of the
-    study."""
+def _paid(final: Final, groups: Sequence[_Group], earlier: Sequence[TrainVerdict]) -> tuple[dict[str, int], set[str]]:
+    """Return how many runs there are of each reference, by its key, and keys of the checks that have been run already,
+    also by an earlier run of the study."""
     launches = final.launches
-    paid = {key(_reference(v.config, final)) for v in earlier if v.reference}
+    paid = {key(_reference(v.config, final)): 1 for v in earlier if v.reference}
     done = set()
     for group in groups:
         store = _store(final, group.reference)
         names = [_reference_name(store, seed) for seed in REFERENCE_SEEDS]
-        if all(launches.finished(name, group.reference) is not None for name in names):
-            paid.add(key(group.reference))
+        runs = sum(launches.finished(name, group.reference) is not None for name in names)
+        paid[key(group.reference)] = max(runs, paid.get(key(group.reference), 0))
         for config in (group.config, canonical(eager(group.config))):
             if launches.finished(_check_name(store, config), config) is not None:
                 done.add(key(config))
@@ -496,14 +509,14 @@ def _undeclared(config: Config, space: Space) -> list[str]:
 
 
 def _affordable(
-    baseline: Entrant, groups: Sequence[_Group], share_s: float, paid: Set[str], done: Set[str]
+    baseline: Entrant, groups: Sequence[_Group], share_s: float, paid: Mapping[str, int], done: Set[str], runs: int
 ) -> tuple[list[_Group | None], int]:
     """Return what there is time to check of each group, and the number of steps of each check.
 
     The groups are ordered by promise. A group that needs compiling may not fit while its eager twin or the next does.
 
     Args:
-        paid, done: keys of the references and of the checks that have been run already.
+        paid, done: what has been run already (see `_paid`). runs: of each reference.
     """
     chosen: list[_Group | None] = []
     steps = 0
@@ -513,7 +526,7 @@ def _affordable(
         options = [group] if twin.config == group.config else [group, twin]
         chosen.append(None)
         for option in options:
-            fitting = _steps(baseline, [*before, option], share_s, paid, done)
+            fitting = _steps(baseline, [*before, option], share_s, paid, done, runs)
             # An eager twin that trains as the reference does would prove nothing.
             if fitting >= FEWEST_STEPS and option.config != option.reference:
                 chosen[-1], steps = option, min(fitting, MOST_STEPS)
@@ -521,19 +534,23 @@ def _affordable(
     return chosen, steps
 
 
-def _steps(baseline: Entrant, groups: Sequence[_Group], share_s: float, paid: Set[str], done: Set[str]) -> int:
+def _steps(
+    baseline: Entrant, groups: Sequence[_Group], share_s: float, paid: Mapping[str, int], done: Set[str], runs: int
+) -> int:
     """Return how many steps each check and each reference can take."""
-    fixed_s, step_s = _cost(baseline, groups, paid, done)
+    fixed_s, step_s = _cost(baseline, groups, paid, done, runs)
     return int((share_s - fixed_s) / step_s) if step_s else MOST_STEPS
 
 
-def _cost(baseline: Entrant, groups: Sequence[_Group], paid: Set[str], done: Set[str]) -> tuple[float, float]:
+def _cost(
+    baseline: Entrant, groups: Sequence[_Group], paid: Mapping[str, int], done: Set[str], runs: int
+) -> tuple[float, float]:
     """Return how many seconds checks and references take without their steps, and for a step of each."""
     batch = int(baseline.config["batch_size"])
     own = baseline.seen[0]
-    stores = len({key(g.reference) for g in groups} - paid)
-    fixed_s = stores * len(REFERENCE_SEEDS) * _START_MARGIN * own.startup_s
-    step_s = stores * len(REFERENCE_SEEDS) * own.mean_step_s
+    missing = sum(max(0, runs - paid.get(name, 0)) for name in {key(g.reference) for g in groups})
+    fixed_s = missing * _START_MARGIN * own.startup_s
+    step_s = missing * own.mean_step_s
     for group in {key(g.config): g for g in groups if key(g.config) not in done}.values():
         one = group.entrants[0]
         seen = one.seen[0]
@@ -549,18 +566,46 @@ def _cost(baseline: Entrant, groups: Sequence[_Group], paid: Set[str], done: Set
     return fixed_s, step_s
 
 
-def _run_references(final: Final, config: Config, steps: int, store: str) -> list[TrainCheck] | str:
-    """Run eager fp32 from the saved weights and then from other seeds. Return the results, or why there are none."""
-    found = []
-    for seed in REFERENCE_SEEDS:
+class _References:
+    """The runs of one reference, from the saved weights and then from other seeds, each made when it is asked for.
+
+    Args:
+        own: of the baseline. until_s: seconds of the budget that the checks must leave.
+    """
+
+    def __init__(self, final: Final, config: Config, steps: int, own: Measurement, until_s: float) -> None:
+        self.steps, self.store = steps, _store(final, config)
+        self._final, self._config, self._until_s = final, config, until_s
+        self._run_s = _START_MARGIN * own.startup_s + steps * own.mean_step_s
+        self._runs: list[TrainCheck] = []
+        #: Why there are none.
+        self.failed: str | None = None
+
+    def first(self, runs: int) -> list[TrainCheck]:
+        """Return so many of them, or as many as there are if one fails or there is no time for all."""
+        while len(self._runs) < runs and self.failed is None:
+            seed = REFERENCE_SEEDS[len(self._runs)]
+            if seed and not self._has_time(runs):
+                break
+            self._run(seed)
+        return self._runs[:runs]
+
+    def _has_time(self, runs: int) -> bool:
+        launches = self._final.launches
+        names = [_reference_name(self.store, seed) for seed in REFERENCE_SEEDS[len(self._runs) : runs]]
+        missing = sum(launches.finished(name, self._config) is None for name in names)
+        return not missing or launches.budget.left_s - missing * self._run_s >= self._until_s
+
+    def _run(self, seed: int) -> None:
+        final, name = self._final, _reference_name(self.store, seed)
         which = f"run {seed + 1}" if final.by_command else f"seed {seed}"
         title = f"{final.beside} for comparison, {which}"
-        result = _launch(final, _reference_name(store, seed), title, config, steps, store, seed)
+        result = _launch(final, name, title, self._config, self.steps, self.store, seed)
         if result.check is None or not result.check.finite:
             why = result.cause or "its loss was not finite"
-            return f"{final.beside} itself could not be run for comparison: {why}"
-        found.append(result.check)
-    return found
+            self.failed = f"{final.beside} itself could not be run for comparison: {why}"
+        else:
+            self._runs.append(result.check)
 
 
 def _reference_name(store: str, seed: int) -> str:
@@ -576,11 +621,12 @@ def checked(final: Final, config: Config) -> TrialResult | None:
     return final.launches.finished(_check_name(_store(final, _reference(config, final)), config), config)
 
 
-def _check(final: Final, group: _Group, references: list[TrainCheck] | str, steps: int, store: str) -> TrainVerdict:
-    if isinstance(references, str):
-        return _verdict(group, None, references)
+def _check(final: Final, group: _Group, yardstick: _References) -> TrainVerdict:
+    if not yardstick.first(1):
+        return _verdict(group, None, yardstick.failed)
     title = f"checking that trial {group.entrants[0].trial.number} trains"
-    result = _launch(final, _check_name(store, group.config), title, group.config, steps, store, None)
+    name = _check_name(yardstick.store, group.config)
+    result = _launch(final, name, title, group.config, yardstick.steps, yardstick.store, None)
     undeclared = _undeclared(group.config, final.space)
     hint = (
         f"; if {listed(undeclared)} changes the training on purpose, declare it with `autotune.knob(..., "
@@ -597,11 +643,6 @@ def _check(final: Final, group: _Group, references: list[TrainCheck] | str, step
         passed = None if outside else False
         return _verdict(group, passed, f"its check ended as {result.status}: {result.cause}")
     check = result.check
-    # A script may end earlier than asked for, and not always with the same step.
-    steps = min(len(check.losses), *(len(r.losses) for r in references))
-    if check.finite and steps >= FEWEST_STEPS:
-        check = check.model_copy(update={"losses": check.losses[:steps]})
-        references = [r.model_copy(update={"losses": r.losses[:steps]}) for r in references]
     if final.deliveries is not None and check.deliveries is not None:
         same = compare_data(final.deliveries, check.deliveries)
         if same.passed is False:
@@ -610,7 +651,18 @@ def _check(final: Final, group: _Group, references: list[TrainCheck] | str, step
     if samples_at_once(group.config) != samples_at_once(group.reference):
         # Batch normalization has seen other statistics, as often as there are parts: an evaluation tells of that.
         check = check.model_copy(update={"metric": None})
-    judged = judge(check, references, final.beside)
+    references = yardstick.first(1)
+    judged = _judged(check, references, final.beside)
+    if judged.passed is None:
+        # Whatever passes beside one run passes beside all: the others show how much may be accepted.
+        references = yardstick.first(len(REFERENCE_SEEDS))
+        if yardstick.failed is not None:
+            return _verdict(group, None, yardstick.failed)
+        if len(references) < len(REFERENCE_SEEDS):
+            return _verdict(
+                group, None, f"it differs from one run of {final.beside}, and there was no time for others beside it"
+            )
+        judged = _judged(check, references, final.beside)
     reason = f"{judged.reason}{hint}" if judged.passed is False else judged.reason
     lacks = next((c.metric_lacks for c in (*references, result.check) if c.metric_lacks is not None), None)
     if judged.passed and lacks is not None:
@@ -629,6 +681,15 @@ def _check(final: Final, group: _Group, references: list[TrainCheck] | str, step
             "reference_metric": references[0].metric,
         }
     )
+
+
+def _judged(check: TrainCheck, references: Sequence[TrainCheck], beside: str) -> Judgement:
+    """Judge by the steps that all have taken: a script may end earlier than asked for, and not always alike."""
+    steps = min(len(check.losses), *(len(r.losses) for r in references))
+    if check.finite and steps >= FEWEST_STEPS:
+        check = check.model_copy(update={"losses": check.losses[:steps]})
+        references = [r.model_copy(update={"losses": r.losses[:steps]}) for r in references]
+    return judge(check, references, beside)
 
 
 def _launch(
