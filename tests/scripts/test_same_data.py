@@ -89,6 +89,16 @@ def test_the_same_data_are_compared_and_equal(launch: Any, script: str) -> None:
     assert found.batches >= 10 and found.samples == 8 * found.batches
 
 
+def test_where_steps_take_long_few_batches_are_compared(launch: Any) -> None:
+    """A step for each batch that is noted: with sixteen of them, a probe would take a third of a minute."""
+    own = probe(launch, "dear")
+    assert own.deliveries is not None and own.deliveries.done
+    assert [len(epoch.batches) for epoch in own.deliveries.sets[0].epochs[:2]] == [4, 4], "two, each drawn twice"
+    check = checked(launch, "dear", own, num_workers=2, prefetch_factor=2, persistent_workers=True)
+    found = stats.compare_data(own.deliveries, check.deliveries)  # type: ignore[arg-type]
+    assert (found.passed, found.reason, found.epochs, found.batches) == (True, None, 2, 8)
+
+
 @pytest.mark.parametrize("script", ["nested", "global", "stream"])
 def test_other_data_are_noticed_where_nothing_was_seen_to_move(launch: Any, script: str) -> None:
     own = probe(launch, script)
