@@ -127,7 +127,7 @@ def _list(kept: Sequence[Slot], here: Fingerprint) -> None:
     table = FittingTable(
         Column("profile", no_wrap=True),
         Column("speedup", no_wrap=True),
-        Column("samples/s", no_wrap=True),
+        Column("rate", no_wrap=True),
         Column("device", overflow="fold"),
         Column("measured", no_wrap=True),
         box=None,
@@ -138,7 +138,7 @@ def _list(kept: Sequence[Slot], here: Fingerprint) -> None:
         table.add_row(
             slot.name,
             gain_text(profile),
-            rate_text(gives.samples_per_second, gives.ci95),
+            f"{rate_text(gives.samples_per_second, gives.ci95)} {profile.unit}",
             profile.conditions.device_name,
             profile.provenance.created[:10],
         )

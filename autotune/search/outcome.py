@@ -125,6 +125,21 @@ def coverage(space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat] =
     )
 
 
+def _open(standings: Sequence[Standing], proof: Proof, *, by_rate: bool) -> str:
+    """Return, as a clause, why none of these is shown to be better than the baseline, by the best of them."""
+    best = max(standings, key=lambda s: s.speedup if by_rate else s.score)
+    if not by_rate:
+        return f"trial {best.trial} may be better, and was not shown to be"
+    ran = f"trial {best.trial} ran at {ratio_text(best.speedup, best.speedup_ci95)} the baseline"
+    interval = f"95 %: {interval_text(best.speedup_ci95)}"
+    if min(best.launches, proof.baseline.launches) < LEAST_LAUNCHES:
+        interval = "one launch"
+    elif best.speedup_ci95[0] > 1 and len(standings) > 1:
+        # Shown for it alone, and it was picked as the fastest.
+        return f"{ran} ({interval}); of {len(standings)} compared one may seem so by luck, and more launches tell"
+    return f"{ran} ({interval}), which is no proof of being faster"
+
+
 def _untried(
     space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat], checks: Sequence[TrainVerdict]
 ) -> HeatEntrant | None:
@@ -193,25 +208,17 @@ def conclude(
         open_ = [s for s in others if s.score > proof.baseline.score]
     if not found.enough and len(found.disturbed) > found.measured + found.failed:
         return Conclusion(Finding.OPEN, _disturbance(found), _QUIETER)
-    if proof.unproven:
-        who = f"trial{'' if len(proof.unproven) == 1 else 's'} {listed([str(n) for n in proof.unproven])}"
-        because = f"{who} may be faster, and could not be launched again in turns with the baseline"
-        return Conclusion(Finding.OPEN, because, _EITHER)
-    if open_:
-        best = max(open_, key=lambda s: s.speedup if by_rate else s.score)
-        because = f"trial {best.trial} may be better, and was not shown to be"
-        if by_rate:
-            ran = f"trial {best.trial} ran at {ratio_text(best.speedup, best.speedup_ci95)} the baseline"
-            interval = f"95 %: {interval_text(best.speedup_ci95)}"
-            if min(best.launches, proof.baseline.launches) < LEAST_LAUNCHES:
-                interval = "one launch"
-            because = f"{ran} ({interval}), which is no proof of being faster"
-            if best.speedup_ci95[0] > 1 and len(open_) > 1:
-                # Shown for it alone, and it was picked as the fastest.
-                because = (
-                    f"{ran} ({interval}); of {len(open_)} compared one may seem so by luck, and more launches tell"
-                )
-        return Conclusion(Finding.OPEN, because, _EITHER)
+    if open_ or proof.unproven:
+        # What was launched in turns comes first: it is the most promising, and most is known of it.
+        ahead = [s for s in open_ if s.speedup > 1 or not (proof.unproven and by_rate)]
+        clauses = [_open(ahead, proof, by_rate=by_rate)] if ahead else []
+        if proof.unproven:
+            who = f"trial{'' if len(proof.unproven) == 1 else 's'} {listed([str(n) for n in proof.unproven])}"
+            clauses.append(
+                f"{who} may be faster{' as well' if ahead else ''}, and could not be launched again in turns with "
+                "the baseline"
+            )
+        return Conclusion(Finding.OPEN, "; ".join(clauses), _EITHER)
     untried = _untried(space, trials, heats, proof.checks)
     if by_rate and untried is not None:
         what = describe(untried.config, space.baseline)

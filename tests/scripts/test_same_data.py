@@ -93,10 +93,10 @@ def test_where_steps_take_long_few_batches_are_compared(launch: Any) -> None:
     """A step for each batch that is noted: with sixteen of them, a probe would take a third of a minute."""
     own = probe(launch, "dear")
     assert own.deliveries is not None and own.deliveries.done
-    assert [len(epoch.batches) for epoch in own.deliveries.sets[0].epochs[:2]] == [4, 4], "two, each drawn twice"
+    assert [len(epoch.batches) for epoch in own.deliveries.sets[0].epochs[:2]] == [6, 4], "each is drawn twice"
     check = checked(launch, "dear", own, num_workers=2, prefetch_factor=2, persistent_workers=True)
     found = stats.compare_data(own.deliveries, check.deliveries)  # type: ignore[arg-type]
-    assert (found.passed, found.reason, found.epochs, found.batches) == (True, None, 2, 8)
+    assert (found.passed, found.reason, found.epochs, found.batches) == (True, None, 2, 10)
 
 
 @pytest.mark.parametrize("script", ["nested", "global", "stream"])

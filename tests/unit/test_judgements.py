@@ -147,13 +147,16 @@ class TestCannotBeSaid:
         assert found.passed is None and found.tolerance is None
         assert "eager fp32 itself" in found.reason and why in found.reason
 
-    @pytest.mark.parametrize(
-        "other",
-        [check(curve(2.8, 1.9)), check([2.3], finite=False), check([], scaler_skips=24), check(curve(), changed=0)],
-    )
+    @pytest.mark.parametrize("other", [check(curve(2.8, 1.9)), check(curve(2.3, 2.29)), check(curve(), changed=0.5)])
     def test_if_nothing_shows_the_scatter(self, other):
         found = judge(other, references()[:1])
         assert found.passed is None and "one run of eager fp32 only" in found.reason
+
+    @pytest.mark.parametrize(
+        "broken", [check([2.3], finite=False), check([], scaler_skips=24), check(curve(), changed=0)]
+    )
+    def test_not_if_it_is_broken(self, broken):
+        assert judge(broken, references()[:1]).passed is False
 
     def test_tensors_that_change_in_only_some_references_are_not_required(self):
         runs = references()
@@ -187,10 +190,8 @@ def test_what_passes_beside_the_first_reference_passes_beside_all(ends, apart, o
             one.model_copy(update={"metric": metric}) for one, metric in zip([candidate, *runs], metrics, strict=True)
         ]
     alone, whole = judge(candidate, runs[:1]), judge(candidate, runs)
-    assert alone.passed in (True, None)
-    if alone.passed:
-        assert whole.passed is True or "eager fp32 itself" in whole.reason
-    assert alone.passed or whole.passed is not None or whole.reason is not None
+    if alone.passed is not None:
+        assert whole.passed is alone.passed or "eager fp32 itself" in whole.reason
 
 
 @given(

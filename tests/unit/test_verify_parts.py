@@ -5,15 +5,17 @@ from types import SimpleNamespace
 import pytest
 
 from autotune import stats
-from autotune.base.records import Limit
+from autotune.base.records import Finding, Limit
+from autotune.search.outcome import conclude
 from autotune.search.recheck import kept
 from autotune.search.verify.ablation import variants_of
 from autotune.search.verify.ceilings import DeviceAndLoader, bottleneck, contradictory, verdict, without_store
 from autotune.search.verify.race import Entrant, Race, entrant, finalists
+from autotune.search.verify.winner import Proof
 from autotune.space import Space, build_space, simplicity
 from autotune.space.building import SpaceRequest
 from autotune.space.requirements import ANYTHING
-from tests.support import make_host, make_measurement, make_probe, make_trial
+from tests.support import make_host, make_measurement, make_probe, make_standing, make_trial
 
 
 def test_two_rounds_use_the_noise_seen_in_the_search() -> None:
@@ -184,3 +186,19 @@ def test_what_ran_at_lower_clocks_is_raced_if_the_clocks_may_be_the_reason(mhz: 
     ]
     chosen = finalists(space, trials, stats.LaunchNoise(0.003, 8, False))
     assert [t.number for t in chosen] == ([1, 2, 3, 4] if raced else [1, 2, 3])
+
+
+@pytest.mark.parametrize("unproven", [(), (1, 3)])
+def test_without_a_verdict_the_best_that_was_launched_in_turns_is_told_first(unproven: tuple[int, ...]) -> None:
+    space = space_of()
+    baseline = make_standing(0, space.baseline)
+    faster = make_standing(2, {**space.baseline, "precision": "bf16"}, 126.0, 1.26, halfwidth=0.27)
+    proof = Proof(baseline, baseline, baseline, finalists=(baseline, faster), unproven=unproven)
+    found = conclude(
+        space, [make_trial(0, space.baseline), make_trial(2, faster.config, 126.0)], [], proof, by_rate=True
+    )
+    assert found.finding is Finding.OPEN and found.because is not None
+    first, *others = found.because.split("; ")
+    assert first == "trial 2 ran at 1.26× the baseline (95 %: 0.92 to 1.60), which is no proof of being faster"
+    as_well = "trials 1 and 3 may be faster as well, and could not be launched again in turns with the baseline"
+    assert others == ([as_well] if unproven else [])

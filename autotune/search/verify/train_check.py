@@ -92,8 +92,8 @@ class Judgement:
 def judge(candidate: TrainCheck, references: Sequence[TrainCheck], beside: str = EAGER_FP32) -> Judgement:
     """Compare a training with eager fp32 trainings.
 
-    One reference shows no scatter, so that it can only show that a training passes: whatever passes beside the first
-    alone passes beside all of them, because each further one only widens what is accepted.
+    One reference shows no scatter. Whatever passes beside the first alone passes beside all of them, because each
+    further one only widens what is accepted, and what is broken fails beside any; in between nothing is known.
 
     Args:
         references: the first started from the candidate's weights, the others from weights of other seeds. All took
@@ -108,8 +108,10 @@ def judge(candidate: TrainCheck, references: Sequence[TrainCheck], beside: str =
     if unfit is not None:
         return Judgement(None, unfit)
     found = _compared(candidate, references, beside)
-    if len(references) == 1 and not found.passed:
-        return Judgement(None, f"there is one run of {beside} only, which shows no scatter to compare with")
+    broken = _broken(candidate) is not None or candidate.changed == 0
+    if len(references) == 1 and not found.passed and not broken:
+        why = f"there is one run of {beside} only, which shows no scatter to compare with"
+        return Judgement(None, why, found.tolerance, found.distance)
     return found
 
 
@@ -350,18 +352,27 @@ def check_training(
     paid, done = _paid(final, groups, earlier)
     before = final.launches.finished(_reference_name(_store(final, groups[0].reference), 0), groups[0].reference)
     # Where there is no time for all references, one may be enough.
-    for runs in (len(REFERENCE_SEEDS), 1):
-        chosen, steps = _affordable(baseline, groups, share_s, paid, done, runs)
-        if None not in chosen:
-            break
+    chosen, steps = _affordable(baseline, groups, share_s, paid, done, len(REFERENCE_SEEDS))
+    more, _ = _affordable(baseline, groups, share_s, paid, done, 1)
+    is_tight = more.count(None) < chosen.count(None)
+    if is_tight:
+        # Few steps leave the most for the others.
+        chosen, steps = more, FEWEST_STEPS
     if before is not None and before.check is not None:
         # Every further check has as many steps: curves of different lengths cannot be compared.
         steps = len(before.check.losses)
     references: dict[str, _References] = {}
     checked: dict[str, TrainVerdict] = {}
+
+    def has_time(group: _Group) -> bool:
+        """Whether a further check fits: that of one before may have needed more references than were planned."""
+        fixed_s, step_s = _cost(baseline, [group], paid, done, 0)
+        budget = final.launches.budget
+        return key(group.config) in checked or budget.left_s + budget.grace_s - until_s >= fixed_s + steps * step_s
+
     verdicts = []
     for group, affordable in zip(groups, chosen, strict=True):
-        if affordable is None:
+        if affordable is None or (is_tight and verdicts and not has_time(affordable)):
             untold = _verdict(group, None, "there was no time to check it")
             verdict = untold.model_copy(update={"beside": final.beside})
         else:
@@ -591,10 +602,10 @@ class _References:
         return self._runs[:runs]
 
     def _has_time(self, runs: int) -> bool:
-        launches = self._final.launches
+        launches, budget = self._final.launches, self._final.launches.budget
         names = [_reference_name(self.store, seed) for seed in REFERENCE_SEEDS[len(self._runs) : runs]]
         missing = sum(launches.finished(name, self._config) is None for name in names)
-        return not missing or launches.budget.left_s - missing * self._run_s >= self._until_s
+        return not missing or budget.left_s + budget.grace_s - self._until_s >= missing * self._run_s
 
     def _run(self, seed: int) -> None:
         final, name = self._final, _reference_name(self.store, seed)
@@ -653,16 +664,18 @@ def _check(final: Final, group: _Group, yardstick: _References) -> TrainVerdict:
         check = check.model_copy(update={"metric": None})
     references = yardstick.first(1)
     judged = _judged(check, references, final.beside)
-    if judged.passed is None:
-        # Whatever passes beside one run passes beside all: the others show how much may be accepted.
+    # What the candidate alone seems to lack, other runs may lack as well.
+    lacking = judged.passed and check.metric_lacks is not None and references[0].metric_lacks is None
+    if lacking or (judged.passed is None and judged.distance is not None):
+        # It differs from one run: others show how much may be accepted.
         references = yardstick.first(len(REFERENCE_SEEDS))
         if yardstick.failed is not None:
             return _verdict(group, None, yardstick.failed)
-        if len(references) < len(REFERENCE_SEEDS):
-            return _verdict(
-                group, None, f"it differs from one run of {final.beside}, and there was no time for others beside it"
-            )
-        judged = _judged(check, references, final.beside)
+        if len(references) == len(REFERENCE_SEEDS):
+            judged = _judged(check, references, final.beside)
+        else:
+            why = f"it differs from one run of {final.beside}, and there was no time for others beside it"
+            judged = replace(judged, passed=None, reason=why)
     reason = f"{judged.reason}{hint}" if judged.passed is False else judged.reason
     lacks = next((c.metric_lacks for c in (*references, result.check) if c.metric_lacks is not None), None)
     if judged.passed and lacks is not None:

@@ -37,9 +37,11 @@ _UNSEEN, _PLACES = "?", 256
 _DIGEST, _ROWS = 6, 512
 #: Bytes of PyTorch's generator on the CPU that are defined: seed, left, seeded, next, and 624 words of 8 bytes.
 _ENGINE = 8 + 4 + 4 + 8 + 624 * 8
-#: Of different batches: a loader that is asked for fewer is only looked into. As many are enough of an epoch where they
-#: take this many times the limit of a first one: the training takes a step for each.
-_PEEK, _FEWEST, _SLOW = 2, 2, 3
+#: Of different batches: a loader that is asked for fewer is only looked into.
+_PEEK = 2
+#: As many of a first epoch and of the next are enough where they take this many times the limit of a first one: the
+#: training takes a step for each. Three tell whether samples are kept.
+_FEWEST, _SLOW = (3, 2), 3
 #: Batches after which a process looks at what its data set keeps, and looks again.
 _LOOKS = (1, 4)
 
@@ -377,10 +379,10 @@ class Order:
 
     def _is_enough(self, known: _Set, seconds: float) -> bool:
         plan, drawn = self._deliveries.plan, len(self._drawn) // self._times
-        slow = drawn >= _FEWEST and seconds > _SLOW * plan["limit_s"]
+        fewest = _FEWEST[min(self._number, 1)]
+        # Beside another launch as many are drawn as there.
+        slow = not plan.get("totals") and drawn >= fewest and seconds > _SLOW * plan["limit_s"]
         if self._number:
-            # Beside another launch as many are drawn as there.
-            slow = slow and not plan.get("totals")
             return slow or drawn >= int(plan["second"]) or drawn == known.most
         least, most = plan["batches"]
         return bool(drawn >= most or slow or (drawn >= least and seconds > plan["limit_s"]))
