@@ -218,7 +218,7 @@ def _row(trial: Trial, knobs: Sequence[str]) -> dict[str, Any]:
 
 
 def _rate(standing: Standing) -> str:
-    return f"{rate_text(standing.samples_per_second, standing.ci95)}"
+    return rate_text(standing.samples_per_second, standing.ci95)
 
 
 # Progress of a search in a notebook: the panel of a terminal as HTML, in one output that is updated in place.

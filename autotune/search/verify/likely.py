@@ -159,7 +159,7 @@ def proof_takes_s(contest: Contest, noise: stats.LaunchNoise, likely: Standing |
     missing = max(1, enough - rounds, LEAST_LAUNCHES - rounds)
     racing = {id(e): e for e in (*race.undecided, baseline, chosen)}
     round_s = sum(e.expected_s for e in racing.values())
-    checks_s = need_s(final, baseline, [chosen], contest.checks) + takes_s(final, [chosen])
+    checks_s = need_s(final, baseline, [chosen]) + takes_s(final, [chosen])
     return begins_s + missing * round_s + checks_s - max(0.0, budget.left_s)
 
 

@@ -326,13 +326,8 @@ def check_training(
     baseline: Entrant,
     entrants: Sequence[Entrant],
     share_s: float,
-    *,
-    earlier: Sequence[TrainVerdict] = (),
 ) -> list[TrainVerdict]:
     """Check the finalists. Those that fail drop out of the race.
-
-    Args:
-        earlier: verdicts of this study, whose eager fp32 runs need not be run again.
 
     Finalists that differ only in loader and batch size share one check. Those that compute exactly as the baseline does
     need none: what their loaders deliver is compared (see `autotune.search.verify.data_check`). If compiling for the
@@ -349,7 +344,7 @@ def check_training(
             final.observer.says(_unchecked(verdict))
         return verdicts
     until_s = final.launches.budget.left_s - share_s
-    paid, done = _paid(final, groups, earlier)
+    paid, done = _paid(final, groups)
     before = final.launches.finished(_reference_name(_store(final, groups[0].reference), 0), groups[0].reference)
     # Where there is no time for all references, one may be enough.
     chosen, steps = _affordable(baseline, groups, share_s, paid, done, len(REFERENCE_SEEDS))
@@ -376,13 +371,12 @@ def check_training(
             untold = _verdict(group, None, "there was no time to check it")
             verdict = untold.model_copy(update={"beside": final.beside})
         else:
-            name = key(group.reference)
-            if name not in references:
-                references[name] = _References(final, group.reference, steps, baseline.seen[0], until_s)
+            beside, name = key(group.reference), key(affordable.config)
+            if beside not in references:
+                references[beside] = _References(final, group.reference, steps, baseline.seen[0], until_s)
             # An eager twin may be a finalist itself.
-            name, yardstick = key(affordable.config), references[name]
             if name not in checked:
-                checked[name] = _check(final, affordable, yardstick)
+                checked[name] = _check(final, affordable, references[beside])
             verdict = _verdict_for(affordable, checked[name])
         verdicts.append(verdict)
         if verdict.passed is False:
@@ -406,14 +400,10 @@ def train_alike(final: Final, one: Entrant, other: Entrant) -> bool:
     return key(_at_users_batch(one.config, baseline)) == key(_at_users_batch(other.config, baseline))
 
 
-def need_s(final: Final, baseline: Entrant, entrants: Sequence[Entrant], earlier: Sequence[TrainVerdict] = ()) -> float:
-    """Return about how many seconds a check on any of these entrants takes, with all of its references.
-
-    Args:
-        earlier: see `check_training`.
-    """
+def need_s(final: Final, baseline: Entrant, entrants: Sequence[Entrant]) -> float:
+    """Return about how many seconds a check on any of these entrants takes, with all of its references."""
     groups = _groups(final, entrants) if final.sees_inside else []
-    paid, done = _paid(final, groups, earlier)
+    paid, done = _paid(final, groups)
     costs = [_cost(baseline, [group], paid, done, len(REFERENCE_SEEDS)) for group in groups]
     return max((fixed_s + FEWEST_STEPS * step_s for fixed_s, step_s in costs), default=0.0)
 
@@ -426,17 +416,15 @@ def is_told_by(final: Final, verdict: TrainVerdict, one: Entrant) -> bool:
     return verdict.passed is not None or verdict.config == _as_checked(final, one.config)
 
 
-def _paid(final: Final, groups: Sequence[_Group], earlier: Sequence[TrainVerdict]) -> tuple[dict[str, int], set[str]]:
+def _paid(final: Final, groups: Sequence[_Group]) -> tuple[dict[str, int], set[str]]:
     """Return how many runs there are of each reference, by its key, and keys of the checks that have been run already,
     also by an earlier run of the study."""
     launches = final.launches
-    paid = {key(_reference(v.config, final)): 1 for v in earlier if v.reference}
-    done = set()
+    paid, done = {}, set()
     for group in groups:
         store = _store(final, group.reference)
         names = [_reference_name(store, seed) for seed in REFERENCE_SEEDS]
-        runs = sum(launches.finished(name, group.reference) is not None for name in names)
-        paid[key(group.reference)] = max(runs, paid.get(key(group.reference), 0))
+        paid[key(group.reference)] = sum(launches.finished(name, group.reference) is not None for name in names)
         for config in (group.config, canonical(eager(group.config))):
             if launches.finished(_check_name(store, config), config) is not None:
                 done.add(key(config))

@@ -284,7 +284,7 @@ class Contest:
         # Time that the search did not need, because it tried everything, goes to the race.
         reserved_s = ABLATION_SHARE * limit_s + takes_s(final, others)
         if final.by_command:
-            reserved_s += min(_check_s(final), need_s(final, race.baseline, others, self.checks))
+            reserved_s += min(_check_s(final), need_s(final, race.baseline, others))
         else:
             reserved_s += HOLD_SHARE * limit_s + ceiling_s(final)
         rounds = -1
@@ -356,7 +356,7 @@ class Contest:
         if final.by_command:
             # What the race has not used, as only gains come after it.
             share_s = max(share_s, final.launches.budget.left_s - takes_s(final, entrants))
-        self.checks[:0] = check_training(final, self.race.baseline, entrants, share_s, earlier=self.checks)
+        self.checks[:0] = check_training(final, self.race.baseline, entrants, share_s)
 
     def delivers(self, one: Entrant) -> bool:
         """Compare what an entrant's loader delivers with what the baseline's does, unless that has been done; return
@@ -497,7 +497,7 @@ def _without_useless(
         return winner, hold
     found: list[TrainVerdict] = []
     if maths_part(simpler.config) != maths_part(winner.config):
-        found = check_training(final, race.baseline, [simpler], _check_s(final), earlier=checks)
+        found = check_training(final, race.baseline, [simpler], _check_s(final))
         known = any(verdict.passed and winner.trial.number in verdict.trials for verdict in checks)
         # A winner that is known to train is not given up for one that is not.
         if any(verdict.passed is False or (known and not verdict.passed) for verdict in found):
