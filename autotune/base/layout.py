@@ -59,6 +59,11 @@ class LaunchFiles:
         return self.folder / "turns.pipe"
 
     @property
+    def further(self) -> Path:
+        """The pipe on which a launch whose script is kept is told of the next one."""
+        return self.folder / "further.pipe"
+
+    @property
     def output(self) -> Path:
         """The folder that a script is told to write to. Removed when the launch has ended."""
         return self.folder / "output"

@@ -9,6 +9,7 @@ import signal
 import sys
 import traceback
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from autotune.base.clock import Clock, SystemClock
@@ -37,7 +38,7 @@ from autotune.child.probe import probe
 from autotune.child.ranks import RANKED, RankBoard, files_of, follow, lead
 from autotune.child.script_folders import first_look
 from autotune.child.script_launches import check_command, measure_command, probe_command
-from autotune.child.script_process import is_told
+from autotune.child.script_process import KeptScript, is_told
 from autotune.child.script_turns import command_heat
 from autotune.child.trail import deliver
 from autotune.child.train_check import train_check
@@ -89,25 +90,36 @@ def run(spec_path: Path, beat_descriptor: int) -> int:
     noted = spec.command is None and spec.check is not None and spec.check.deliveries is not None
     # What a loader delivers, a rank tells alone.
     if spec.ranks == 1 or spec.kind not in RANKED or noted:
-        alone = spec.model_copy(update={"ranks": 1})
-        return _carry_out(alone, LaunchFiles(spec_path.parent), beat_descriptor)
+        alone, kept = spec.model_copy(update={"ranks": 1}), KeptScript()
+        code = _carry_out(alone, LaunchFiles(spec_path.parent), beat_descriptor, kept)
+        while (further := kept.next_spec(beat_descriptor)) is not None:
+            following = TrialSpec.model_validate_json(further.read_text())
+            code = _carry_out(following, LaunchFiles(further.parent), beat_descriptor, kept)
+        return code
 
     def train(rank: int, beats: int, board: RankBoard) -> int:
         own = files_of(LaunchFiles(spec_path.parent), rank)
-        return _carry_out(spec.model_copy(update={"rank": rank}), own, beats, board)
+        return _carry_out(spec.model_copy(update={"rank": rank}), own, beats, KeptScript(), board)
 
     return lead(spec, beat_descriptor, train)
 
 
-def _carry_out(spec: TrialSpec, files: LaunchFiles, beat_descriptor: int, board: RankBoard | None = None) -> int:
+def _carry_out(
+    spec: TrialSpec, files: LaunchFiles, beat_descriptor: int, kept: KeptScript, board: RankBoard | None = None
+) -> int:
     clock = SystemClock()
     beats = Beats(beat_descriptor, clock)
     # The launcher requests stack dumps from an overdue launch before killing it.
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
     faulthandler.enable()
     began = clock.now()
-    end = _guarded(spec, beats, clock, began, board)
+    within = None if kept.script is None else kept.launch
+    end = _guarded(spec, beats, clock, began, kept, board)
     verdict, done = end.verdict, end.done
+    success = verdict.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED)
+    # Where others kept the machine busy, nothing has gone wrong in it.
+    if not success and verdict.status is not TrialStatus.INTERRUPTED:
+        kept.end()
     phase = beats.phase or end.phase
     beats.close()
     result = TrialResult(
@@ -124,6 +136,7 @@ def _carry_out(spec: TrialSpec, files: LaunchFiles, beat_descriptor: int, board:
         wall_s=clock.now() - began,
         error_code=end.error_code,
         samples_drawn=beats.samples_drawn(),
+        within=within,
         # INTERRUPTED set by the child means a disturbance, which is temporary.
         transient=verdict.status in TRANSIENT or verdict.status is TrialStatus.INTERRUPTED,
         measurement=done.measurement,
@@ -133,10 +146,12 @@ def _carry_out(spec: TrialSpec, files: LaunchFiles, beat_descriptor: int, board:
         probe=done.probe,
     )
     write_atomic(files.result, result.model_dump_json())
-    return 0 if verdict.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED) else FAILED
+    return 0 if success else FAILED
 
 
-def _guarded(spec: TrialSpec, beats: Beats, clock: SystemClock, began: float, board: RankBoard | None) -> _End:
+def _guarded(
+    spec: TrialSpec, beats: Beats, clock: SystemClock, began: float, kept: KeptScript, board: RankBoard | None
+) -> _End:
     """Do the work of a launch, and classify whatever ends it."""
     leader = os.getpid()
     try:
@@ -148,7 +163,7 @@ def _guarded(spec: TrialSpec, beats: Beats, clock: SystemClock, began: float, bo
         system.raise_for_workers_between_batches()
         if board is not None and spec.rank and spec.kind is not LaunchKind.TRAIN_CHECK:
             follow(spec, beats, clock, began, board)
-        return _End(Verdict(TrialStatus.COMPLETE, ""), _work(spec, beats, clock, began))
+        return _End(Verdict(TrialStatus.COMPLETE, ""), _work(spec, beats, clock, began, kept))
     except Slow as slow:
         cause = f"{slow}, and below {spec.plan.prune_below_per_s:.4g} is not the best"
         return _End(Verdict(TrialStatus.PRUNED, cause), _Done(measurement=slow.measurement), slow.rate_per_s)
@@ -182,16 +197,19 @@ def _in_turn(spec: TrialSpec, beats: Beats) -> TrialSpec:
     return spec.model_copy(update={"config": dict(spec.heat.entrants[beats.whose])})
 
 
-def _work(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> _Done:
+def _work(spec: TrialSpec, beats: Beats, clock: Clock, began: float, kept: KeptScript) -> _Done:
     """Run the launch according to its kind."""
     match spec.kind:
         case LaunchKind.PROBE:
             if spec.command is None:
                 return _Done(probe=probe(spec, beats, clock))
-            return _Done(probe=first_look(spec, spec.command, beats, probe_command))
+            # By the host's monotonic clock, which `clock` shows here.
+            look = partial(probe_command, began=began, kept=kept)
+            return _Done(probe=first_look(spec, spec.command, beats, look))
         case LaunchKind.MEASURE:
-            watch = measure if spec.command is None else measure_command
-            return _Done(measurement=watch(spec, beats, clock, began))
+            if spec.command is not None:
+                return _Done(measurement=measure_command(spec, beats, clock, began, kept))
+            return _Done(measurement=measure(spec, beats, clock, began))
         case LaunchKind.DEVICE_ONLY:
             return _Done(measurement=device_only(spec, beats, clock, began))
         case LaunchKind.LOADER_ONLY:
@@ -204,16 +222,15 @@ def _work(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> _Done:
         case LaunchKind.HOLD:
             return _Done(hold=hold(spec, beats, clock))
         case LaunchKind.HEAT:
-            return _Done(heat=_heat(spec, beats, clock, began))
+            return _Done(heat=_heat(spec, beats, clock, began, kept))
 
 
-def _heat(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Heat:
+def _heat(spec: TrialSpec, beats: Beats, clock: Clock, began: float, kept: KeptScript) -> Heat:
     if spec.heat is None:
         raise AutotuneError(f"{spec.launch} is to compare configurations and is not told which")
     if spec.command is not None:
-        take_turns = command_heat
-    else:
-        take_turns = device_heat if spec.heat.side == "device" else loader_heat
+        return command_heat(spec, spec.heat, beats, clock, began, kept)
+    take_turns = device_heat if spec.heat.side == "device" else loader_heat
     return take_turns(spec, spec.heat, beats, clock, began)
 
 

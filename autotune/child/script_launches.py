@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import platform
@@ -29,10 +30,10 @@ from autotune.base.records import (
     Window,
     WorkloadRef,
 )
-from autotune.child.failure import LEAVES, SKIPS, Slow, Unlike
+from autotune.child.failure import LEAVES, SKIPS, Disturbed, Slow, Unlike
 from autotune.child.launch import Beats
 from autotune.child.probe import compiler_here, native_bf16
-from autotune.child.script_process import ScriptProcess, never_inside, too_short
+from autotune.child.script_process import KeptScript, ScriptProcess, commands_pipe, never_inside, too_short, under
 from autotune.child.surroundings import Watcher, cards_of, processors_of, reason_to_discard
 from autotune.child.trail import NONE_INSIDE, DeliveryLog, Pauses, SeenLoader, SeenStep, Trail, Trained, refused_by
 from autotune.child.windows import Block, Timed, Windows
@@ -58,11 +59,12 @@ WAITED = 0.05
 FEW_STEPS = 8
 
 
-def measure_command(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Measurement:
+def measure_command(spec: TrialSpec, beats: Beats, clock: Clock, began: float, kept: KeptScript) -> Measurement:
     """Run ``spec.command`` under ``spec.config``, measure its training, and end it.
 
     Args:
         began: `clock` reading at the start of the launch; start-up time is counted from it.
+        kept: with the script that is measured, if one is kept.
 
     Raises:
         Slow: the rate is certainly below the plan's threshold.
@@ -75,14 +77,14 @@ def measure_command(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -
     if command is None:
         raise AutotuneError(f"{spec.launch} is to run a command and is not told which")
     around = Watcher(cards_of(spec), clock, processors_of(spec))
-    script = ScriptProcess(spec, command, beats)
-    try:
-        found = _Watched(spec, command, script, around, beats, began).measurement()
-    finally:
-        script.end()
-    # Of a failure it is evidence.
-    LaunchFiles(Path(spec.folder)).trail.unlink(missing_ok=True)
-    return found
+    startup_s = None if kept.script is None else kept.startup_s
+    with under(spec, command, beats, kept) as script:
+        try:
+            return _Watched(spec, command, script, around, beats, began, startup_s).measurement()
+        except (Disturbed, Slow):
+            # The script goes on, for others.
+            kept.pause()
+            raise
 
 
 def check_command(spec: TrialSpec, beats: Beats) -> TrainCheck:
@@ -139,7 +141,14 @@ class _Warm:
 
 class _Watched:
     def __init__(
-        self, spec: TrialSpec, command: CommandRef, script: ScriptProcess, around: Watcher, beats: Beats, began: float
+        self,
+        spec: TrialSpec,
+        command: CommandRef,
+        script: ScriptProcess,
+        around: Watcher,
+        beats: Beats,
+        began: float,
+        startup_s: float | None,
     ) -> None:
         self._spec = spec
         self._command = command
@@ -147,6 +156,8 @@ class _Watched:
         self._around = around
         self._beats = beats
         self._began = began
+        #: Of a script that an earlier launch has started.
+        self._startup_s = startup_s
         self._windows = Windows(spec.plan, around.cores)
         self._turns_s: list[float] = []
         self._trained = Trained()
@@ -169,17 +180,20 @@ class _Watched:
         trail = self._script.trail
         first_at = first.ended_at - first.host_s
         forward_at = trail.began_at if trail.began_at is not None else first_at
+        startup_s, compile_s = forward_at - self._began, max(0.0, first_at - forward_at)
+        if self._startup_s is not None:
+            startup_s, compile_s = self._startup_s, first.host_s
+            self._beats.enter(Phase.WARMUP)
         warm = self._warm_up(steps, first)
+        if self._startup_s is not None:
+            # It is what compiling is counted as.
+            warm.seconds -= first.seconds
         self._beats.enter(Phase.MEASURE)
         self._made_before = trail.loader.made if trail.loader is not None else (0, 0.0)
         self._windows.whole_epochs = self._whole = self._are_whole(warm, trail.loader)
         self._measure(steps)
         windows = self._windows
-        found = (
-            trail.known(self._found(warm, forward_at - self._began, max(0.0, first_at - forward_at)), self._spec)
-            if len(windows.kept) > 1
-            else None
-        )
+        found = trail.known(self._found(warm, startup_s, compile_s), self._spec) if len(windows.kept) > 1 else None
         if windows.slow:
             raise Slow(windows.rate.per_s, found)
         if found is None and windows.discarded:
@@ -196,6 +210,8 @@ class _Watched:
     def _warm_up(self, steps: Iterator[SeenStep], step: SeenStep) -> _Warm:
         """Let the script train until its loader's head start is used up, as far as can be told from its waits."""
         plan, warm, waited = self._spec.plan, _Warm(), 0
+        # One that has trained already is warm but for what is set now.
+        least = plan.warmup_steps if self._startup_s is None else 1
         while True:
             warm.steps += 1
             warm.seconds += step.seconds
@@ -205,7 +221,7 @@ class _Watched:
                 waited = waited + 1 if step.wait_s > WAITED * step.seconds else 0
             loader = self._script.trail.loader
             warm.drained = loader is None or warm.steps >= loader.ahead or waited >= 2
-            if warm.steps >= plan.warmup_steps and (warm.drained or warm.seconds > plan.max_warmup_s):
+            if warm.steps >= least and (warm.drained or warm.seconds > plan.max_warmup_s):
                 return warm
             step = self._next(steps)
 
@@ -478,8 +494,11 @@ def _probe(spec: TrialSpec, command: CommandRef) -> Probe:
 # and what could be set from outside.
 
 
-def probe_command(spec: TrialSpec, beats: Beats) -> Probe:
-    """Run ``spec.command`` until all that it trains with has been seen, and end it.
+def probe_command(spec: TrialSpec, beats: Beats, began: float, kept: KeptScript) -> Probe:
+    """Run ``spec.command`` until all that it trains with has been seen, and end it, or keep it, if that is asked for.
+
+    Args:
+        began: reading of the host's monotonic clock at the start of the launch.
 
     Raises:
         WorkloadError: the script ended too early, or does not train as far as can be seen.
@@ -491,23 +510,34 @@ def probe_command(spec: TrialSpec, beats: Beats) -> Probe:
     if command.rate is not None:
         return probe_program(spec, command, beats)
     in_command = entering.set_by(command)
-    plan = DeliveryPlan()
-    log = DeliveryLog(plan, LaunchFiles(Path(spec.folder)))
+    # Of a look before this one.
+    kept.end()
+    plan, files = DeliveryPlan(), LaunchFiles(Path(spec.folder))
+    log = DeliveryLog(plan, files)
+    commands = None
+    if spec.keeps:
+        with contextlib.suppress(OSError):
+            # Some file systems have no pipes.
+            commands = commands_pipe(files)
     asked = entering.question(in_command=in_command)
     # The order of its samples is the same in launches with which it is compared, if the script draws it.
-    script = ScriptProcess(spec, command, beats, asked=asked, seed=plan.seed, deliveries=plan)
+    pipe = None if commands is None else files.turns
+    script = ScriptProcess(spec, command, beats, asked=asked, seed=plan.seed, deliveries=plan, commands=pipe)
     trail = script.trail
     try:
         for _ in script.looks():
             over = log.is_over() or (trail.own is not None and not log.has_begun)
             if trail.own is not None and over:
+                if commands is not None and trail.own["machine"]["ranks"] == 1 and not log.persists:
+                    kept.hold(script, spec, commands, max(0.0, (trail.began_at or began) - began))
                 break
     except Exception:
         # A script may not expect that its epochs end early. What was to be seen of its training has been seen.
         if trail.own is None or not log.has_ended_early:
             raise
     finally:
-        script.end()
+        if kept.script is None:
+            script.end()
     if trail.own is None or not trail.own["optimizer"]:
         raise too_short(script)
     if trail.loader is None and any(flag.knob == BATCH_SIZE.name for flag in entering.flags_of(command.flags)):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -29,6 +30,7 @@ from autotune.child.readings import Readings
 from autotune.child.script_folders import Refused, View, elsewhere, importing, prepare, silent, temporary_folder
 from autotune.child.trail import SeenStep, Trail, told_deliveries
 from autotune.launcher import entering
+from autotune.launcher.watch import KEPT
 from autotune.machine import system
 from autotune.machine.host import oom_kill_count
 
@@ -141,6 +143,10 @@ def never_inside(trail: Trail) -> WorkloadError:
 
 #: How often to look whether steps have ended.
 LOOK_S = 0.02
+#: A script that is kept comes to wait within this, or is kept no longer.
+PAUSE_S = 10.0
+#: More steps than any launch takes.
+_ENDLESS = 10**9
 #: How long a program may take to end when it is asked to, before it is killed; less than the launcher waits.
 END_S = 3.0
 #: Programs that start others and are asked to end, since what they have started may be out of reach; by the names of
@@ -296,7 +302,7 @@ class ScriptProcess:
             if command.repeats is not None and deliveries is None:
                 told["repeats"] = command.repeats
             if deliveries is not None:
-                told["deliveries"] = told_deliveries(deliveries, files)
+                told["deliveries"] = told_deliveries(deliveries, files, goes_on=commands is not None)
             env = entering.entered(env, told, spec.config, in_command=in_command)
         # Nothing tells when a program begins to train: until its first rate, it may take as long as a first step.
         beats.enter(Phase.LOAD if command.rate is None else Phase.COMPILE)
@@ -330,6 +336,12 @@ class ScriptProcess:
     def _leave(self, number: int, _frame: object) -> None:
         self.end()
         os._exit(_SHELLS + number)
+
+    def go_on(self, beats: Beats) -> None:
+        """Tell from now on another launch how it goes."""
+        self._beats, self._looks, self.rate_per_s = beats, False, None
+        # What is set now may have to be compiled.
+        beats.enter(Phase.COMPILE)
 
     @property
     def pid(self) -> int:
@@ -650,6 +662,135 @@ class Training(Protocol):
     def looks(self) -> Iterator[int]:
         """Yield again and again, with `found` renewed, until the script ends."""
         ...
+
+
+class KeptScript:
+    """The script of a launch that is over, which trains on for those that follow.
+
+    Attributes:
+        script: ``None`` if there is none. launch: that has started it, and which time.
+        commands: descriptor of the pipe on which its agent is told what to do.
+        startup_s: that it took to begin to train.
+    """
+
+    def __init__(self) -> None:
+        self.script: ScriptProcess | None = None
+        self.launch = ""
+        self.commands = -1
+        self.startup_s = 0.0
+        self._folder: LaunchFiles | None = None
+
+    def hold(self, script: ScriptProcess, spec: TrialSpec, commands: int, startup_s: float) -> None:
+        """Keep a script, if it comes to wait for commands soon."""
+        self.script, self.commands, self.startup_s = script, commands, startup_s
+        # A study that goes on has another one, of the same name.
+        self.launch = f"{spec.launch}:{uuid.uuid4().hex[:8]}"
+        self._folder = LaunchFiles(Path(spec.folder))
+        self.pause()
+        for loader in script.trail.loaders.values():
+            # Epochs that have ended early tell nothing of those that come.
+            loader.before = loader.taken = 0
+
+    def pause(self) -> None:
+        """Let the script wait between two of its steps; end it if it does not come to that soon."""
+        script = self.script
+        if script is None:
+            return
+        before, deadline = script.trail.waits, time.monotonic() + PAUSE_S
+        tell(self.commands, {"wait": True})
+        # What goes wrong in it now is nothing of the launch that is over.
+        with contextlib.suppress(Exception):
+            for _ in script.looks():
+                if script.trail.waits > before and not script.has_ended:
+                    return
+                if script.has_ended or time.monotonic() > deadline:
+                    break
+        self.end()
+
+    def go_on(self, beats: Beats, doors: Mapping[str, Any]) -> ScriptProcess:
+        """Let the script train under other settings until it is to wait; return it.
+
+        Args:
+            doors: what its doors are told.
+
+        Raises:
+            WorkloadError: it cannot be switched to them, or has ended.
+        """
+        script = self.script
+        assert script is not None
+        script.go_on(beats)
+        wanted = script.trail.turns + 1
+        tell(self.commands, {"steps": _ENDLESS, "doors": doors, "open": True})
+        for _ in script.looks():
+            if script.trail.turns == wanted:
+                break
+        else:
+            raise too_short(script)
+        if script.trail.unswitched is not None:
+            raise WorkloadError(f"the script's training could not be switched to it: {script.trail.unswitched}")
+        return script
+
+    def next_spec(self, beats: int) -> Path | None:
+        """Wait to be told of another launch; return where its spec is, or ``None`` if no script is kept.
+
+        Args:
+            beats: descriptor of the launcher's pipe, which is told that there may be another one.
+        """
+        if self.script is None or self._folder is None:
+            return None
+        path = self._folder.further
+        try:
+            path.unlink(missing_ok=True)
+            os.mkfifo(path)
+            told = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            # Some file systems have no pipes.
+            self.end()
+            return None
+        try:
+            os.write(beats, KEPT + b"\n")
+            line = b""
+            while not line.endswith(b"\n"):
+                line += os.read(told, 4096)
+            return Path(os.fsdecode(line[:-1]))
+        finally:
+            os.close(told)
+            path.unlink(missing_ok=True)
+
+    def end(self) -> None:
+        """End the script."""
+        script, self.script = self.script, None
+        if script is not None:
+            script.end()
+            os.close(self.commands)
+            self.commands = -1
+            if self._folder is not None:
+                self._folder.trail.unlink(missing_ok=True)
+                self._folder.turns.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def under(spec: TrialSpec, command: CommandRef, beats: Beats, kept: KeptScript) -> Iterator[ScriptProcess]:
+    """Yield a script that trains under a configuration: the one that is kept, or one that is started for this."""
+    if kept.script is None:
+        script = ScriptProcess(spec, command, beats)
+        try:
+            yield script
+        finally:
+            script.end()
+        # Of a failure it is evidence.
+        LaunchFiles(Path(spec.folder)).trail.unlink(missing_ok=True)
+        return
+    yield kept.go_on(beats, entering.doors(spec.config, in_command=entering.set_by(command)))
+    kept.pause()
+
+
+def commands_pipe(files: LaunchFiles) -> int:
+    """Make the pipe on which a script's agent is told what to do; return a descriptor of it."""
+    files.turns.unlink(missing_ok=True)
+    os.mkfifo(files.turns)
+    # For reading, too: the script opens it when it has begun to train, and it is not waited for.
+    return os.open(files.turns, os.O_RDWR | os.O_CLOEXEC)
 
 
 def wait_for_all(script: Training, looks: Iterator[int]) -> None:

@@ -15,7 +15,17 @@ from autotune.base.errors import AutotuneError
 from autotune.base.layout import LaunchFiles
 from autotune.base.records import CommandRef, Config, Heat, HeatPlan, Phase, TrialSpec, TrialStatus, Turn
 from autotune.child.launch import Beats
-from autotune.child.script_process import ScriptProcess, Training, never_inside, rebuilt, tell, too_short, wait_for_all
+from autotune.child.script_process import (
+    KeptScript,
+    ScriptProcess,
+    Training,
+    commands_pipe,
+    never_inside,
+    rebuilt,
+    tell,
+    too_short,
+    wait_for_all,
+)
 from autotune.child.surroundings import Watcher, cards_of, reason_to_discard
 from autotune.child.trail import NONE_INSIDE, SeenStep, Trained
 from autotune.child.turns import LEAST_STEPS, SETTLED_S, race
@@ -111,7 +121,7 @@ class ScriptLoaderTurns:
 _TRIES = 3
 
 
-def command_heat(spec: TrialSpec, plan: HeatPlan, beats: Beats, clock: Clock, began: float) -> Heat:
+def command_heat(spec: TrialSpec, plan: HeatPlan, beats: Beats, clock: Clock, began: float, kept: KeptScript) -> Heat:
     """Compare configurations that the training of ``spec.command`` can be switched between, by what the device does, or
     that differ in their loaders, by what the loader delivers by itself.
 
@@ -119,6 +129,7 @@ def command_heat(spec: TrialSpec, plan: HeatPlan, beats: Beats, clock: Clock, be
 
     Args:
         began: `clock` reading at the start of the launch; start-up time is counted from it.
+        kept: with the script in which they take turns, if one is kept.
 
     Raises:
         Disturbed: other processes kept the machine too busy to measure.
@@ -128,24 +139,28 @@ def command_heat(spec: TrialSpec, plan: HeatPlan, beats: Beats, clock: Clock, be
     command = spec.command
     if command is None:
         raise AutotuneError(f"{spec.launch} is to run a command and is not told which")
+
+    def raced(script: ScriptProcess, commands: int) -> Heat:
+        around = Watcher(cards_of(spec), clock)
+        turns: ScriptTurns | ScriptLoaderTurns
+        if plan.side == "device":
+            turns = _turns(spec, plan, script, command, commands, around, beats, clock)
+        else:
+            busy_cores = spec.plan.busy_cores
+            turns = ScriptLoaderTurns(script, plan.turn_s, commands, around, busy_cores, beats.enter, clock)
+        turns.wait()
+        around.settle_in()
+        return race(spec, plan, turns, beats, clock, began)
+
+    if kept.script is not None:
+        kept.script.go_on(beats)
+        return raced(kept.script, kept.commands)
     files = LaunchFiles(Path(spec.folder))
-    files.turns.unlink(missing_ok=True)
-    os.mkfifo(files.turns)
-    # For reading, too: the script opens it when it has begun to train, and it is not waited for.
-    commands = os.open(files.turns, os.O_RDWR | os.O_CLOEXEC)
+    commands = commands_pipe(files)
     try:
         script = ScriptProcess(spec, command, beats, commands=files.turns)
         try:
-            around = Watcher(cards_of(spec), clock)
-            turns: ScriptTurns | ScriptLoaderTurns
-            if plan.side == "device":
-                turns = _turns(spec, plan, script, command, commands, around, beats, clock)
-            else:
-                busy_cores = spec.plan.busy_cores
-                turns = ScriptLoaderTurns(script, plan.turn_s, commands, around, busy_cores, beats.enter, clock)
-            turns.wait()
-            around.settle_in()
-            found = race(spec, plan, turns, beats, clock, began)
+            found = raced(script, commands)
         finally:
             script.end()
     finally:

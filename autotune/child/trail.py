@@ -199,6 +199,7 @@ class Trail:
         events: number of those that have been read.
         turns: number of turns that have begun. turn_at: when the last one did, on the host's monotonic clock.
         unswitched: why its configuration could not be switched to, if that is so. over: how many turns are over.
+        waits: how often the script has waited for a command.
         failed: why the configuration of the last turn has failed in it, if it has. steps_lost: that trained nothing.
         loads: how often the loader has delivered by itself. load: the event of the last time.
         reserved_bytes, allocated_bytes: CUDA: peaks of the script's allocator.
@@ -222,7 +223,7 @@ class Trail:
         self.turns = 0
         self.turn_at = 0.0
         self.unswitched: str | None = None
-        self.over = 0
+        self.over = self.waits = 0
         self.failed: str | None = None
         self.steps_lost = 0
         self.loads = 0
@@ -333,9 +334,12 @@ class Trail:
             self._since = _Since(event["at"], event.get("device"))
             self.turns, self.turn_at, self.unswitched = self.turns + 1, event["at"], event["why"]
             self.failed = None
+            # Peaks begin anew.
+            self.reserved_bytes = self.allocated_bytes = None
             return None
         if event["e"] == "ready":
             self.over = self.turns
+            self.waits += 1
             return None
         if event["e"] == "failed":
             self.failed = event["why"]
@@ -508,10 +512,15 @@ PERSISTENT = PERSISTENT_WORKERS.name
 _IDLE = 2.0
 
 
-def told_deliveries(plan: DeliveryPlan, files: LaunchFiles) -> dict[str, Any]:
-    """Return what the agent is told of a plan. What an attempt before has noted is removed."""
+def told_deliveries(plan: DeliveryPlan, files: LaunchFiles, *, goes_on: bool = False) -> dict[str, Any]:
+    """Return what the agent is told of a plan. What an attempt before has noted is removed.
+
+    Args:
+        goes_on: the training is to be measured later.
+    """
     files.deliveries.unlink(missing_ok=True)
     return {
+        "goes_on": goes_on,
         "path": str(files.deliveries),
         "seed": plan.seed,
         "batches": [plan.least, plan.most],
@@ -534,6 +543,7 @@ class DeliveryLog:
         self._path = files.deliveries
         self._events: list[dict[str, Any]] = []
         self._at = 0
+        self._done = False
         self._ended_at: float | None = None
         self._newest_at = 0.0
 
@@ -549,8 +559,9 @@ class DeliveryLog:
             elif event["e"] == "epoch":
                 self._ended_at = None
             elif event["e"] in ("done", "lost"):
-                return True
-        if self._events and self._events[-1]["e"] in ("done", "lost"):
+                # Workers do not know, and go on.
+                self._done = True
+        if self._done:
             return True
         now = time.monotonic()
         if self._ended_at is None:
@@ -573,6 +584,11 @@ class DeliveryLog:
     def has_begun(self) -> bool:
         """Whether a loader of the training has been iterated over."""
         return bool(self._events)
+
+    @property
+    def persists(self) -> bool:
+        """Whether workers go on from one epoch to the next, and with them their part of the noting."""
+        return any(event["e"] == "loader" and event["workers"] and event["persist"] for event in self._events)
 
     @property
     def has_ended_early(self) -> bool:

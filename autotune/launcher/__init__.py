@@ -15,7 +15,7 @@ from autotune.base.clock import SystemClock
 from autotune.base.errors import MachineError
 from autotune.base.files import FREE_SOME_SPACE, write_atomic
 from autotune.base.layout import LaunchFiles
-from autotune.base.records import Beat, TrialResult, TrialSpec
+from autotune.base.records import Beat, TrialResult, TrialSpec, TrialStatus
 from autotune.launcher.fork_client import Exit, Template, TemplateLost
 from autotune.launcher.quiet import Quiet, Stopped, cards_of, stopped_waiting
 from autotune.launcher.verdict import lacked_room, verdict
@@ -30,6 +30,9 @@ from autotune.launcher.watch import (
 )
 from autotune.machine import gpu
 from autotune.machine.host import oom_kill_count
+
+#: What a launch in a script that another has started may end as. Anything else is looked at again by itself.
+_SAYS = (TrialStatus.COMPLETE, TrialStatus.PRUNED, TrialStatus.INTERRUPTED, TrialStatus.TIMEOUT)
 
 __all__ = ["STUDY_MARK", "Launcher", "ProcessLauncher", "end_survivors"]
 
@@ -80,9 +83,41 @@ class ProcessLauncher:
         self._on_wait = on_wait
         self._said_spawned = False
         self._template: Template | None = None
+        #: The launch whose script is kept.
+        self._kept: TrialSpec | None = None
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the script of an earlier launch trains on, for those that may follow it."""
+        return self._template is not None and self._template.keeps
+
+    def let_go(self) -> None:
+        """End the script that is kept, if one is."""
+        if self._template is None or self._kept is None or not self._template.keeps:
+            return
+        watch = Watch(self._kept, self._clock, lambda beat: None, lambda: False)
+        try:
+            self._template.let_go(watch)
+        except TemplateLost:
+            self._lost()
+        finally:
+            remove_leftovers(watch.pids)
+            self._kept = None
 
     def run(self, spec: TrialSpec, *, on_beat: Callable[[Beat], None], stop: Callable[[], bool]) -> TrialResult:
         files = open_folder(spec)
+        if self.keeps and spec.follows:
+            result = self._launch(spec, files, Watch(spec, self._clock, on_beat, stop), follows=True)
+            # Who has ended a heat is charged with it, and the others run again by themselves.
+            charged = spec.heat is not None and result.status is not TrialStatus.USER_ERROR
+            if charged or result.status in _SAYS:
+                make_way(files.result)
+                write_atomic(files.result, result.model_dump_json())
+                return result
+            # What has gone wrong there says nothing of a launch of its own, whose start no limit was made for.
+            spec = spec.model_copy(update={"limits": spec.limits.model_copy(update={"total_s": None})})
+            files = open_folder(spec)
+        self.let_go()
         try:
             waited_s = self._quiet.wait(cards_of(spec), stop, allow_busy=spec.plan.busy_cores is None)
         except Stopped as stopped:
@@ -95,26 +130,36 @@ class ProcessLauncher:
         return result
 
     def close(self) -> None:
+        self.let_go()
         if self._template is not None:
             self._template.close()
             self._template = None
 
-    def _launch(self, spec: TrialSpec, files: LaunchFiles, watch: Watch) -> TrialResult:
+    def _lost(self) -> None:
+        # The template's children die with it, except those that have started a session of their own.
+        if self._template is not None:
+            self._template.close()
+            self._template = None
+        end_survivors(self._marks[LAUNCHER_MARK], self._clock, LAUNCHER_MARK)
+
+    def _launch(self, spec: TrialSpec, files: LaunchFiles, watch: Watch, *, follows: bool = False) -> TrialResult:
         oom_kills = oom_kill_count()
         began = self._clock.now()
         try:
-            ended = self._ready(spec).launch(files, watch)
+            template = self._ready(spec)
+            ended = template.follow(files, watch) if follows else template.launch(files, watch)
+            self._kept = spec if template.keeps else None
         except TemplateLost:
-            # The template's children die with it, except those that have started a session of their own.
             ended = Exit(-signal.SIGKILL)
-            self.close()
-            end_survivors(self._marks[LAUNCHER_MARK], self._clock, LAUNCHER_MARK)
+            self._lost()
         except BaseException:
             # The template has ended too; the next launch starts a new one.
             self.close()
             raise
         finally:
             remove_leftovers(watch.pids)
+        # One that is kept has reported, and its processes go on.
+        ended = Exit(0) if ended is None else ended
         self._quiet.stuck += ended.stuck
         kernel_killed = oom_kills is not None and (oom_kill_count() or 0) > oom_kills
         result = verdict(spec, files, ended.code, watch, kernel_killed=kernel_killed, shared_memory=ended.shared_memory)

@@ -11,7 +11,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from autotune.base.clock import SystemClock
@@ -19,7 +20,7 @@ from autotune.base.errors import MORE_PROCESSES, MachineError
 from autotune.base.layout import STORAGE_URL, LaunchFiles
 from autotune.base.records import TrialStatus
 from autotune.launcher.verdict import EVIDENCE_LINES
-from autotune.launcher.watch import Logs, Watch
+from autotune.launcher.watch import Logs, Watch, make_way
 
 #: Time limit for the template to import torch.
 TEMPLATE_READY_S = 180.0
@@ -55,6 +56,30 @@ class Exit:
     shared_memory: tuple[int, int] = (0, 0)
 
 
+@dataclass
+class _Open:
+    """A launch that has not ended: its logs, and what is read of it.
+
+    Attributes:
+        further: the pipe on which it is told of the next one, if it waits for one.
+    """
+
+    files: LaunchFiles
+    logs: Logs
+    selector: selectors.BaseSelector
+    beats: int
+    pids: set[int] = field(default_factory=set)
+
+    @property
+    def further(self) -> Path:
+        return self.files.further
+
+    def close(self) -> None:
+        self.logs.__exit__(None, None, None)
+        self.selector.close()
+        os.close(self.beats)
+
+
 class Template:
     """One template process and the socket to it. It dies with the thread that made it.
 
@@ -77,6 +102,7 @@ class Template:
         self._clock = clock
         self._stops = clock.stops
         self._on_spawn = on_spawn
+        self._open: _Open | None = None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket = ours
         base = {**{n: v for n, v in os.environ.items() if n != STORAGE_URL}, **env}
@@ -122,8 +148,13 @@ class Template:
                 detail="\n".join(stderr.decode(errors="replace").splitlines()[-EVIDENCE_LINES:]) or None,
             )
 
-    def launch(self, files: LaunchFiles, watch: Watch) -> Exit:
-        """Start a child and monitor it until it exits.
+    @property
+    def keeps(self) -> bool:
+        """Whether a launch that is over waits for another one."""
+        return self._open is not None
+
+    def launch(self, files: LaunchFiles, watch: Watch) -> Exit | None:
+        """Start a child and monitor it until it exits; ``None`` if it is kept after its report.
 
         Raises:
             TemplateLost: the template ended or did not answer.
@@ -134,31 +165,81 @@ class Template:
         # A process stuck in the kernel may still hold the other end and must not block us.
         os.set_blocking(read_end, False)
         try:
-            with Logs(files) as logs, selectors.DefaultSelector() as selector:
-                message = json.dumps({"launch": str(files.spec)}).encode()
-                watch.begin()
-                try:
-                    socket.send_fds(self._socket, [message], [*logs.descriptors, write_end])
-                except OSError as error:
-                    raise TemplateLost from error
-                finally:
-                    os.close(write_end)
-                selector.register(self._socket, selectors.EVENT_READ)
-                selector.register(read_end, selectors.EVENT_READ)
+            logs = Logs(files)
+        except BaseException:
+            os.close(read_end)
+            os.close(write_end)
+            raise
+        selector = selectors.DefaultSelector()
+        selector.register(self._socket, selectors.EVENT_READ)
+        selector.register(read_end, selectors.EVENT_READ)
+        running = self._open = _Open(files, logs, selector, read_end)
+        message = json.dumps({"launch": str(files.spec)}).encode()
+        watch.begin()
+        try:
+            socket.send_fds(self._socket, [message], [*logs.descriptors, write_end])
+        except OSError as error:
+            self.close()
+            raise TemplateLost from error
+        finally:
+            os.close(write_end)
+        return self._until_over(running, files, watch)
 
-                def look() -> None:
-                    logs.cut()
-                    if os.path.lexists(files.result):
-                        watch.reported()
+    def follow(self, files: LaunchFiles, watch: Watch) -> Exit | None:
+        """Let the launch that is kept carry out another spec, as `launch`."""
+        running = self._open
+        assert running is not None
+        for ours, theirs in ((files.stdout, running.files.stdout), (files.stderr, running.files.stderr)):
+            # Its script writes where it has written before.
+            with contextlib.suppress(OSError):
+                make_way(ours)
+                ours.unlink(missing_ok=True)
+                os.link(theirs, ours)
+        watch.pids |= running.pids
+        watch.begin()
+        # If it is gone, so is the pipe, or whoever reads from it: its exit is in the socket then.
+        with contextlib.suppress(OSError):
+            told = os.open(running.further, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                os.write(told, os.fsencode(files.spec) + b"\n")
+            finally:
+                os.close(told)
+        return self._until_over(running, files, watch)
 
-                return self._attend(selector, read_end, watch, look)
+    def let_go(self, watch: Watch) -> Exit | None:
+        """End the launch that is kept; ``None`` if there is none."""
+        running = self._open
+        if running is None:
+            return None
+        watch.pids |= running.pids
+        self._signal(signal.SIGTERM)
+        ended = self._until_over(running, running.files, watch, leave_s=LEAVE_S)
+        for path in (running.files.trail, running.files.turns, running.further):
+            path.unlink(missing_ok=True)
+        return ended
+
+    def _until_over(
+        self, running: _Open, files: LaunchFiles, watch: Watch, *, leave_s: float | None = None
+    ) -> Exit | None:
+        def look() -> None:
+            running.logs.cut()
+            if os.path.lexists(files.result):
+                watch.reported()
+
+        ended = None
+        try:
+            ended = self._attend(running.selector, running.beats, watch, look, leave_s)
         except BaseException:
             # On an error of ours or Ctrl-C, the running launch ends with the template.
             self.close()
             raise
         finally:
             watch.finish()
-            os.close(read_end)
+            running.pids |= watch.pids
+            if ended is not None and self._open is running:
+                running.close()
+                self._open = None
+        return ended
 
     def _skip_stop(self, since: float, watch: Watch) -> None:
         """Do not count the time since a reading of the clock if so much has passed that this process was stopped."""
@@ -166,8 +247,20 @@ class Template:
         # The thread of another launch may have noticed it first.
         watch.was_stopped = watch.was_stopped or self._clock.stops != self._stops
 
-    def _attend(self, selector: selectors.BaseSelector, beats: int, watch: Watch, look: Callable[[], None]) -> Exit:
-        kill_at: float | None = None
+    def _attend(
+        self,
+        selector: selectors.BaseSelector,
+        beats: int,
+        watch: Watch,
+        look: Callable[[], None],
+        leave_s: float | None = None,
+    ) -> Exit | None:
+        """Return how a launch has ended; ``None`` if it is kept.
+
+        Args:
+            leave_s: it has been asked to end, and is killed after so many seconds.
+        """
+        kill_at = None if leave_s is None else self._clock.now() + leave_s
         lost_at: float | None = None
         while True:
             asked = self._clock.now()
@@ -198,6 +291,8 @@ class Template:
                             watch.feed(data)
                     free, size = message["shm"]
                     return Exit(message["exit"], tuple(message["stuck"]), (free, size))
+            if watch.kept and leave_s is None:
+                return None
             # A stop may come at any moment, not only in the wait above.
             self._skip_stop(woken, watch)
             now = self._clock.now()
@@ -236,6 +331,9 @@ class Template:
 
     def close(self) -> None:
         """End the template. It kills its remaining children when the socket closes."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
         self._socket.close()
         try:
             self._process.wait(timeout=REAPED_S)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from autotune.base.clock import SystemClock, VirtualClock
 from autotune.base.records import Beat, TrialResult, TrialSpec
-from autotune.launcher import Launcher
+from autotune.launcher import Launcher, ProcessLauncher
 from autotune.launcher.fork_client import LOOK_S, STOPPED_S
 
 OnBeat = Callable[[Beat], None]
@@ -32,6 +32,17 @@ class Lanes(ABC):
     """
 
     count: int
+    #: Whether the script of a launch could train on when it is over; see `TrialSpec`.
+    may_keep = False
+
+    @property
+    def keeps(self) -> bool:
+        """Whether a script trains on that a launch has started, for those that may follow it; see `TrialSpec`."""
+        return False
+
+    def let_go(self) -> None:
+        """End the script that is kept, if one is."""
+        return
 
     @abstractmethod
     def begin(self, lane: int, spec: TrialSpec, *, on_beat: OnBeat, stop: Stop) -> None:
@@ -70,6 +81,15 @@ class OneLane(Lanes):
         self.count = 1
         self._launcher = launcher
         self._ended: TrialResult | None = None
+        self.may_keep = isinstance(launcher, ProcessLauncher)
+
+    @property
+    def keeps(self) -> bool:
+        return isinstance(self._launcher, ProcessLauncher) and self._launcher.keeps
+
+    def let_go(self) -> None:
+        if isinstance(self._launcher, ProcessLauncher):
+            self._launcher.let_go()
 
     def begin(self, lane: int, spec: TrialSpec, *, on_beat: OnBeat, stop: Stop) -> None:
         self._ended = self._launcher.run(spec, on_beat=on_beat, stop=stop)

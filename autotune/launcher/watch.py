@@ -26,6 +26,8 @@ from autotune.knobs.compile_mode import compiles, phase_clause
 _FORKED = re.compile(rb'\{"forked": (\d{1,7})\}')
 #: What the leader of several ranks says of those that the others wait for.
 _LATE = re.compile(rb'\{"late": "([^"]{1,1000})"\}')
+#: The line of a launch that is over and goes on for others.
+KEPT = b'{"kept": true}'
 #: The line of a spawned process when its imports are done.
 _IMPORTED = b'{"imported": true}'
 _STEPPING = (Phase.WARMUP, Phase.MEASURE)
@@ -69,6 +71,8 @@ class Watch:
         self.disturbed: str | None = None
         #: In a heat, whose turn it was at the last beat.
         self.turn: int | None = None
+        #: It has reported, and waits for another launch.
+        self.kept = False
         #: It was killed because it did not exit after its report.
         self.lingered = False
         #: This process was stopped while the launch ran, and the clock does not count that time.
@@ -94,6 +98,9 @@ class Watch:
             late = _LATE.fullmatch(line)
             if late:
                 self.late = late[1].decode(errors="replace")
+                continue
+            if line == KEPT:
+                self.kept = True
                 continue
             if line == _IMPORTED and self.phase is None:
                 self._imported, self._imports = True, False

@@ -310,6 +310,8 @@ class TrialSpec(Record):
         first_sample: how many samples the study's launches before it have read; it goes on after them.
         repeats: number of the trial this one repeats after a transient failure, if any.
         check, hold, heat: plans of launches of those kinds. The configuration of a heat is that of its reference.
+        keeps: of a script's probe: its script trains on when it is over, if it can, for launches that follow.
+        follows: it may take place in a script that an earlier launch has kept, instead of one of its own.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -341,6 +343,8 @@ class TrialSpec(Record):
     check: CheckPlan | None = None
     hold: HoldPlan | None = None
     heat: HeatPlan | None = None
+    keeps: bool = False
+    follows: bool = False
 
 
 # What a heat has compared: entrants and their turns.
@@ -506,6 +510,10 @@ class Hold(Record):
         return 1 - self.peak_bytes / self.capacity_bytes
 
 
+#: Steps that a script takes at its start until anything is seen of it, and which one that trains already does not.
+_UNSEEN_STEPS = 4
+
+
 class TrialResult(Record):
     """The end of a launch, with its evidence. Written to ``result.json`` last, atomically.
 
@@ -527,6 +535,8 @@ class TrialResult(Record):
         waited_s: seconds the launch waited for the device to become idle before it began; not in `wall_s`.
         turn: of a heat that did not end by itself: whose turn it was, as an index into its entrants.
         samples_drawn: how many samples its loaders have read, or asked for; ``None`` if it could not tell.
+        within: names the script that it took place in, which an earlier launch had started, if it had none of its own.
+            Its measurement has that start-up.
         measurement: of a complete launch; of a pruned launch, what it had measured by then, if anything.
     """
 
@@ -552,11 +562,19 @@ class TrialResult(Record):
     waited_s: float = 0.0
     turn: int | None = None
     samples_drawn: int | None = None
+    within: str | None = None
     measurement: Measurement | None = None
     check: TrainCheck | None = None
     hold: Hold | None = None
     heat: Heat | None = None
     probe: Probe | None = None
+
+    @property
+    def alone_s(self) -> float:
+        """Seconds that it takes as a launch of its own, which would have to start the script."""
+        if self.within is None or self.measurement is None:
+            return self.wall_s
+        return self.wall_s + self.measurement.startup_s + _UNSEEN_STEPS * self.measurement.mean_step_s
 
     @model_validator(mode="before")
     @classmethod

@@ -91,6 +91,7 @@ class Agent:
                 self._loaders,
                 self._watching,
                 live=live,
+                first=self._noted if noted else None,
             )
             if switches and self._watching is not None
             else None
@@ -121,6 +122,11 @@ class Agent:
         # A child that is forked has the patches, but it is not the training.
         os.register_at_fork(after_in_child=self._models.remove)
         spare_workers()
+
+    def _noted(self) -> None:
+        """What loaders deliver has been noted, as far as it is wanted."""
+        if self._deliveries is not None:
+            self._deliveries.is_over = True
 
     def _rescue(self, error: Exception) -> Callable[[], None] | None:
         return self._turning.rescue(error) if self._turning is not None and self._ours() else None

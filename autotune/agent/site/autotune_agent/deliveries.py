@@ -6,7 +6,7 @@ workers that draw the same from those that do not. While a batch is made, the gl
 state that depends on its samples alone, so that augmentations that use them can be compared as well. Epochs end early:
 what the script does between two of them, and what its data set makes of that, is seen after some batches.
 
-Nothing of this is for a launch that is measured.
+Nothing of this is for steps that are measured.
 """
 
 from __future__ import annotations
@@ -67,13 +67,14 @@ class Noting:
     ``opened``   what is open, or goes on, when an epoch begins, and was not when the first did: ``l``, ``what``
     ``peek``     the epoch that began last was none: a loader was only asked for its first batches: ``l``
     ``lost``     nothing more is noted: ``why``
-    ``done``     as many epochs have been seen as were asked for
+    ``done``     as many epochs have been seen as were asked for, or one that takes long
     ===========  ===================================================================================================
 
     Args:
         plan: ``path`` of the file; ``seed``; ``batches``, how many different ones of a first epoch, ``[least, most]``;
             ``limit_s``, after which no more than the least are drawn; ``totals``, the batches of the first epoch of
-            each set, as far as they are known; ``second``, those of later epochs at most; ``epochs``.
+            each set, as far as they are known; ``second``, those of later epochs at most; ``epochs``; ``goes_on``,
+            whether epochs that begin after these are whole, because the launch is to be measured then.
         ours: returns whether this process may be the one that trains.
         notes: this process is the one that notes; another rank has the same order of samples, in epochs as short.
         may_end: returns whether a first epoch may end early, because what is to be seen of the training has been seen.
@@ -88,6 +89,7 @@ class Noting:
         may_end: Callable[[], bool] = lambda: True,
     ) -> None:
         self.plan = plan
+        self._process = os.getpid()
         self._ours = ours
         self._notes = notes
         self.may_end = may_end
@@ -144,7 +146,7 @@ class Noting:
 
         @wraps(theirs)
         def fetch(fetcher: Any, indices: Any) -> Any:
-            process = self._fetchers.get(fetcher)
+            process = None if self._lets_go else self._fetchers.get(fetcher)
             if process is None and self._active:
                 process = self.safely(self._begins, fetcher)
             if process is None:
@@ -171,7 +173,7 @@ class Noting:
 
     def _begins(self, fetcher: Any) -> _Process | None:
         known = next((s for s in self._sets if s.holds(fetcher.dataset)), None)
-        if known is None:
+        if known is None or self._lets_go:
             return None
         process = self._fetchers[fetcher] = _Process(self, known)
         return process
@@ -182,6 +184,8 @@ class Noting:
         if not torch.is_grad_enabled():
             # Before any epoch of the training has ended early, a script has reason to rely on its length.
             return Order(self, loader, None) if self.has_cut else None
+        if self._lets_go:
+            return None
         known = next((s for s in self._sets if s.is_of(loader)), None)
         if known is None:
             known = _Set(len(self._sets), loader)
@@ -197,12 +201,23 @@ class Noting:
         known.hold(loader)
         return Order(self, loader, known)
 
+    @property
+    def _lets_go(self) -> bool:
+        """Whether the training's own loaders are left alone from now on."""
+        return self.is_over and bool(self.plan.get("goes_on"))
+
     def note(self, event: str, **facts: Any) -> None:
         """Write an event. Of whatever process: lines that are written at once do not mix."""
         if not self._notes or self.is_over:
             return
         line = json.dumps({"e": event, **facts}, separators=(",", ":"), default=str) + "\n"
-        descriptor = os.open(self.plan["path"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        # Workers come later, and notice by the file that all has been read.
+        make = os.O_CREAT if os.getpid() == self._process else 0
+        try:
+            descriptor = os.open(self.plan["path"], os.O_WRONLY | make | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except FileNotFoundError:
+            self.is_over = True
+            return
         try:
             os.write(descriptor, line.encode())
         finally:
@@ -314,6 +329,8 @@ class Order:
         self._drawn: list[Any] = []
         self._number = self._taken = 0
         self._whole = False
+        #: Enough is noted of it, and it goes on.
+        self._stays = False
 
     def __len__(self) -> int:
         return len(self._sampler)
@@ -334,7 +351,7 @@ class Order:
             enough = enough or self._is_enough(known, time.monotonic() - began)
             if enough and known.most is None:
                 known.most = len(self._drawn) // self._times
-            if enough and self._may_end(asked):
+            if enough and not self._stays and self._may_end(asked):
                 return
             with stream:
                 indices = next(choices, self)
@@ -381,10 +398,14 @@ class Order:
         plan, drawn = self._deliveries.plan, len(self._drawn) // self._times
         fewest = _FEWEST[min(self._number, 1)]
         # Beside another launch as many are drawn as there.
-        slow = not plan.get("totals") and drawn >= fewest and seconds > _SLOW * plan["limit_s"]
+        least, most = plan["batches"]
+        # So are as many in all ranks.
+        timed = not plan.get("totals") and least < most
+        slow = timed and drawn >= fewest and seconds > _SLOW * plan["limit_s"]
         if self._number:
             return slow or drawn >= int(plan["second"]) or drawn == known.most
-        least, most = plan["batches"]
+        # Another epoch would cost as many steps again, before any is measured.
+        self._stays = slow and drawn < least and bool(plan.get("goes_on"))
         return bool(drawn >= most or slow or (drawn >= least and seconds > plan["limit_s"]))
 
     def delivered(self, batch: Any) -> None:
@@ -395,6 +416,7 @@ class Order:
         known.is_peek &= self._taken + 1 < self._times * _PEEK
         if self._taken >= len(self._drawn):
             self._taken += 1
+            self._stay()
             return
         samples = _names(self._drawn[self._taken])
         self._deliveries.note(
@@ -406,6 +428,13 @@ class Order:
             d=_digests(batch, len(samples)),
         )
         self._taken += 1
+        self._stay()
+
+    def _stay(self) -> None:
+        """Be over with the noting, if that is all that there is to be noted of an epoch that goes on."""
+        if self._stays and self._taken >= len(self._drawn) and not self._deliveries.is_over:
+            self._deliveries.note("done")
+            self._deliveries.is_over = True
 
     def ended(self) -> None:
         """No more batches come."""

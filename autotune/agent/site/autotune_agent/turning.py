@@ -35,8 +35,9 @@ class Turning:
     Before each turn a line is read from a pipe: ``{"steps": count, "doors": {…}}``, with what ``process``, ``model``
     and ``optimizer`` are told at the doors. The script waits for it, and goes on as it is, without turns, when the
     other end is closed. Before that there may be lines ``{"load": {"arguments": {…}, "least_s": seconds}}``, which let
-    the loader deliver by itself, or ``{"deliver": {"arguments": {…}, "noted": {…}}}``, which let workers make some
-    batches and note them (see `autotune_agent.deliveries`).
+    the loader deliver by itself, ``{"deliver": {"arguments": {…}, "noted": {…}}}``, which let workers make some batches
+    and note them (see `autotune_agent.deliveries`), or ``{"wait": true}``, which does nothing. With ``open`` a turn
+    ends as soon as there is another line.
 
     In a training that is to go on (``live``), loaders are switched as well (``loader``), the first turn is the script's
     own, and the script's own is in force again as soon as another configuration fails: the forward pass or the batch is
@@ -48,6 +49,7 @@ class Turning:
         commands: path of the pipe.
         watching: notes the turns.
         live: the training goes on when it has been tuned.
+        first: called when the first command comes, which the script does not wait for; ``None``: it waits for it.
     """
 
     def __init__(
@@ -60,11 +62,15 @@ class Turning:
         watching: Watching,
         *,
         live: bool = False,
+        first: Callable[[], None] | None = None,
     ) -> None:
         self._path = commands
         self._around, self._models, self._optimizers, self._loaders = around, models, optimizers, loaders
         self._watching = watching
         self._live = live
+        self._first = first
+        #: Commands are waited for.
+        self._waits = not live and first is None
         self._process = os.getpid()
         self._descriptor: int | None = None
         self._read = b""
@@ -76,6 +82,7 @@ class Turning:
         self._own: dict[str, Any] | None = None
         self._left = 0
         self._until = math.inf
+        self._open = False
         self._began = time.monotonic()
         #: Configurations that have trained a step without failing.
         self._proven: list[dict[str, Any]] = []
@@ -149,21 +156,24 @@ class Turning:
         if self._now is not None and self._now not in self._proven:
             self._proven.append(self._now)
         self._left -= 1
-        if self._left > 0 and time.monotonic() < self._until:
+        if self._left > 0 and time.monotonic() < self._until and not (self._open and self._is_told(0.0)):
             return
-        if self._live and self._own is None and not self._is_told(0.0):
-            # The supervisor may still be starting, and need not be waited for before the first turn.
+        if not self._waits and not self._is_told(0.0):
+            # The supervisor may still be starting or looking on, and need not be waited for before the first turn.
             if time.monotonic() - self._began > _START_S:
                 self._end()
             return
+        if not self._waits and self._first is not None:
+            self._first()
+        self._waits = True
         if self.is_tried and not _is_finite(self._loss):
             self._back("its loss is not finite", lost=False)
         self._watching.ready()
         command = self._command()
-        while command is not None and ("load" in command or "deliver" in command):
+        while command is not None and "steps" not in command:
             if "load" in command:
                 self._load(command["load"])
-            else:
+            elif "deliver" in command:
                 self._deliver(command["deliver"])
             command = self._command()
         if command is None:
@@ -174,6 +184,7 @@ class Turning:
             return
         self._left = int(command["steps"])
         self._until = time.monotonic() + float(command.get("limit_s", math.inf))
+        self._open = "open" in command
         if self._own is None:
             self._own = command["doors"]
             self._places = open_places()
