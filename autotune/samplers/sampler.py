@@ -341,10 +341,12 @@ class CostModel:
 
     Attributes:
         startup_s: the shortest time from the start of a trial to its first step; 0 before there was one.
+        follows: returns whether a configuration needs no start of its own now.
     """
 
     def __init__(self, usual_s: float = 0.0, *, compile_limit_s: float = math.inf, must_compile: bool = False) -> None:
         self.startup_s = 0.0
+        self.follows: Callable[[Config], bool] = lambda config: False
         self._usual_s = usual_s
         self._compile_limit_s = compile_limit_s
         self._must_compile = must_compile
@@ -370,7 +372,7 @@ class CostModel:
             return
         self.startup_s = min(self.startup_s or math.inf, measurement.startup_s)
         step_s = int(config["batch_size"]) / measurement.samples_per_s
-        wall_s = result.wall_s if mode == "off" else max(0.0, result.wall_s - compile_s)
+        wall_s = result.alone_s if mode == "off" else max(0.0, result.alone_s - compile_s)
         self._plain.append((wall_s, step_s))
         self._line = None
 
@@ -387,9 +389,17 @@ class CostModel:
         Args:
             rate_per_s: the rate it is expected to run at; ``None`` for the step time of the median trial.
         """
+        return self.plain_s(config, rate_per_s) + self.compile_s(mode_of(config), graph(config))
+
+    def plain_s(self, config: Config, rate_per_s: float | None = None) -> float:
+        """Return the same without compiling."""
         fixed_s, steps = self.line
         step_s = self.usual_step_s if rate_per_s is None else int(config["batch_size"]) / rate_per_s
-        return fixed_s + steps * step_s + self.compile_s(mode_of(config), graph(config))
+        return max(0.0, fixed_s - self.startup_s + self.starts_s(config)) + steps * step_s
+
+    def starts_s(self, config: Config) -> float:
+        """Return how long a launch takes to its first step."""
+        return 0.0 if self.follows(config) else self.startup_s
 
     def compile_s(self, mode: str, name: str) -> float:
         """Return the expected compile time; infinite if it would exceed its limit.

@@ -35,10 +35,11 @@ from autotune.search.script import left_behind, own_folders
 from autotune.search.setup import Setup
 from autotune.search.study_folders import resume_command, study_argument
 from autotune.search.verify import Proof
-from autotune.search.verify.race import LEAST_LAUNCHES
+from autotune.search.verify.winner import MAY_BE_FASTER
 from autotune.space import Lessons, Space, device_part, key, maths_part
 from autotune.space.formatting import count, describe, interval_text, likely_by, listed, ratio_text
 from autotune.study.agenda import is_device_bound
+from autotune.study.budget import LEAST_LAUNCHES
 from autotune.study.history import seconds_by_purpose
 from autotune.study.request import command_of
 
@@ -46,8 +47,6 @@ from autotune.study.request import command_of
 
 #: With fewer configurations compared, that none was faster says nothing, unless there are no others.
 HANDFUL = 5
-#: If the interval of a configuration reaches above this speedup, it may be faster by an amount that matters.
-MAY_BE_FASTER = 1.05
 _UNKNOWN = (TrialStatus.INTERRUPTED, TrialStatus.KILLED, TrialStatus.TIMEOUT)
 _EITHER = "a longer --budget, or a quieter machine, may tell them apart."
 _QUIETER = "search again when the machine is quiet, or measure in spite of it with --allow-busy."

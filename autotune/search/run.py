@@ -16,7 +16,6 @@ from autotune.profile import write as write_profile
 from autotune.report import headline_of
 from autotune.samplers import cold_compiles
 from autotune.search.outcome import (
-    MAY_BE_FASTER,
     Conclusion,
     Course,
     conclude,
@@ -26,7 +25,8 @@ from autotune.search.outcome import (
 )
 from autotune.search.setup import Run, Setup
 from autotune.search.study_folders import resume_command, study_argument
-from autotune.search.verify import Contest, Final, Proof, proof_takes_s, prove, with_likely
+from autotune.search.verify import Contest, Final, Proof, proof_takes_s, prove, with_likely, without_refuted
+from autotune.search.verify.winner import MAY_BE_FASTER
 from autotune.search.warm_start import evicted, winners_elsewhere
 from autotune.space import Space, key
 from autotune.space.formatting import count, describe, unmet_text
@@ -117,6 +117,7 @@ def search_and_prove(
         stopped = _searched(run, space, study, final, contests)
         contest = contests[-1]
         proof = prove(contest, study.noise)
+        proof = without_refuted(contest, proof, history.trials, history.heats, study.noise)
         lost = key(proof.best.config) == key(space.baseline) and not proof.unproven
         if proof.baseline_unmet is not None and lost:
             raise _nothing_fits(required, history.trials, space.baseline, proof.dropped)
@@ -216,7 +217,7 @@ def _searched(
             raise
         except NoVerdictError as error:
             history.reopen()
-            more_s = (VERDICT_LAUNCHES + 1) * baseline.result.wall_s - run.budget.left_s
+            more_s = (VERDICT_LAUNCHES + 1) * baseline.result.alone_s - run.budget.left_s
             error.advice = f"go on with: {resume_command(study_argument(run.files), more_s)}"
             raise
         _raise_if_nothing_fits(run.required, history.trials, space.baseline)
@@ -345,6 +346,6 @@ def _no_baseline(run: Run, stopped: str, trials: Sequence[Trial]) -> AutotuneErr
     if disturbed is not None:
         return MachineError(f"{stopped} before the baseline was measured: {disturbed.cause}", advice=disturbed.advice)
     _, probe = read_launch(run.files.launch("probe-1"))
-    launch_s = max((result.wall_s for result in (probe, *(t.result for t in trials)) if result is not None), default=0)
+    launch_s = max((result.alone_s for result in (probe, *(t.result for t in trials)) if result is not None), default=0)
     command = resume_command(study_argument(run.files), (VERDICT_LAUNCHES + 1) * launch_s - run.budget.left_s)
     return NoVerdictError(f"{stopped} before the baseline was measured", advice=f"go on with: {command}")

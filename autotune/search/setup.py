@@ -477,7 +477,9 @@ def _source(run: Run, probe: Probe) -> SourceWatch | None:
 
 def _probe(run: Run, name: str, conditions: LaunchConditions) -> Probe:
     _, earlier = read_launch(run.files.launch(name))
-    result = run.launches(conditions).probe(name)
+    # What decides more than the rate, such as memory, shows in processes of their own.
+    keep = run.spec.objectives == ("throughput",) and not run.required
+    result = run.launches(conditions).probe(name, keep=keep)
     run.raise_if_stopped()
     if result.probe is None or result.status is not TrialStatus.COMPLETE:
         raise _probe_error(run, result)

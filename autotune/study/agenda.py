@@ -17,7 +17,7 @@ from autotune.samplers import WARM_COMPILE, Experience
 from autotune.samplers.auto.rates import MOSTLY_DEVICE
 from autotune.space import Space, canonical, is_loaders, key, loads_as
 from autotune.space.requirements import Requirements
-from autotune.study.budget import ALONE_SHARE, CHECK_LAUNCHES, Budget, search_share
+from autotune.study.budget import ALONE_SHARE, CHECK_LAUNCHES, LEAST_LAUNCHES, Budget, is_short, search_share
 from autotune.study.history import History, PastContest
 from autotune.workload.scoring import Scorer
 
@@ -215,8 +215,6 @@ def is_device_bound(space: Space, trials: Sequence[Trial]) -> bool:
 #: A search whose contest nothing has won goes on if there is time for this many trials, for this part of it: one trial,
 #: its check, two rounds, and holding are eight.
 _AGAIN_TRIALS, _AGAIN_PART = 12, 0.5
-#: A budget for fewer launches is short.
-SHORT_LAUNCHES = 12
 #: Seconds are kept for showing a gain of this much, as a natural logarithm, in no more than so many rounds.
 _PROMISING, _MOST_ROUNDS = 0.03, 4
 
@@ -227,13 +225,23 @@ class SearchTime:
     Args:
         complete: the trials that have a score.
         adopts: the search's own launches count as a round of the proof (see `StudyLoop.in_turns`).
+        follow: returns whether trials take place in a script that trains already.
     """
 
-    def __init__(self, budget: Budget, history: History, complete: CompleteTrials, *, adopts: bool) -> None:
+    def __init__(
+        self,
+        budget: Budget,
+        history: History,
+        complete: CompleteTrials,
+        *,
+        adopts: bool,
+        follow: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._budget = budget
         self._history = history
         self._complete = complete
         self._adopts = adopts
+        self._follow = follow
 
     @property
     def share(self) -> float:
@@ -248,6 +256,11 @@ class SearchTime:
         if self.is_whole:
             return verdict_s
         return min(verdict_s, self.share * self._budget.limit_s - self._budget.spent_s)
+
+    @property
+    def fits_proof(self) -> bool:
+        """Whether there is time for the fewest launches that prove anything."""
+        return self._budget.left_s >= 2 * LEAST_LAUNCHES * self._usual_s
 
     @property
     def is_whole(self) -> bool:
@@ -265,7 +278,7 @@ class SearchTime:
     @property
     def is_short(self) -> bool:
         """Whether the budget has time for few launches, each of which has to be the right one."""
-        return bool(self._complete.ends) and self._budget.limit_s < SHORT_LAUNCHES * self._usual_s
+        return bool(self._complete.ends) and is_short(self._budget.limit_s, self._usual_s)
 
     @property
     def _verdict_s(self) -> float:
@@ -275,21 +288,27 @@ class SearchTime:
         if best is None or baseline is None or not best.rate_per_s or not baseline.rate_per_s:
             return 0.0
         gain, others = math.log(best.rate_per_s / baseline.rate_per_s), len(self._complete.ordered) - 1
+        if gain < _PROMISING and self._follow():
+            # A candidate comes soonest by looking on, and what is seen of it there is evidence.
+            return 0.0
         if gain < _PROMISING:
             # Of a candidate to come. Where there is no time for that, its launch is some evidence.
             to_come_s = 2 * (2 - self._adopts) * self._usual_s
-            fits = self._budget.left_s >= to_come_s + fmean(t.result.wall_s for t in self._complete.ends)
+            fits = self._budget.left_s >= to_come_s + fmean(t.result.alone_s for t in self._complete.ends)
             return to_come_s if others or fits else 0.0
         rounds = stats.rounds_to_show(gain, self._complete.noise, among=others + 1, most=_MOST_ROUNDS)
         start_s = best.result.measurement.startup_s if best.result.measurement is not None else 0.0
-        check_s = CHECK_LAUNCHES * start_s if self._adopts else 0.0
+        check_s = CHECK_LAUNCHES * start_s if self._adopts or self._follow() else 0.0
+        if self._follow() and 2 * rounds * self._usual_s + check_s > self._budget.left_s:
+            # There is no time to show so little, and looking on for more costs little.
+            rounds = LEAST_LAUNCHES
         return 2 * (rounds - self._adopts) * self._usual_s + check_s
 
     @property
     def _usual_s(self) -> float:
         """Seconds of a usual launch in the proof, which finds in the cache what a trial compiled."""
         saved = 1 - WARM_COMPILE
-        return fmean(t.result.wall_s - saved * t.result.phase_s.get(Phase.COMPILE, 0.0) for t in self._complete.ends)
+        return fmean(t.result.alone_s - saved * t.result.phase_s.get(Phase.COMPILE, 0.0) for t in self._complete.ends)
 
     def go_on(self, entered: Sequence[Trial], searched_s: float) -> bool:
         """Let the search go on after a contest that none of these trials has won; return whether there is time for it.
@@ -322,7 +341,7 @@ class Agenda:
     Args:
         first: configurations to try before the sampler's proposals, the baseline among them.
         trials: no more than this number of trials are finished; ``None`` for no limit except the budget.
-        adopts: see `SearchTime`.
+        adopts, follow: see `SearchTime`.
     """
 
     def __init__(
@@ -336,6 +355,7 @@ class Agenda:
         first: Sequence[Config],
         trials: int | None,
         adopts: bool = False,
+        follow: Callable[[], bool] = lambda: False,
     ) -> None:
         self._space = space
         self._history = history
@@ -346,7 +366,7 @@ class Agenda:
         self._trials = trials
         #: The best configuration with the user's own batch size, if it is still to be tried.
         self._debt: Debt | None = None
-        self.time = SearchTime(budget, history, complete, adopts=adopts)
+        self.time = SearchTime(budget, history, complete, adopts=adopts, follow=follow)
 
     @property
     def has_all_trials(self) -> bool:
@@ -376,14 +396,14 @@ class Agenda:
         """
         if not self.time.is_short:
             return True
-        bound = self._keeps_loader
+        bound = self.keeps_loader
         others = (n for n in self._space.choices if n != "batch_size" and not n.startswith("workload."))
         if not any(len(self._space.legal(name)) > 1 for name in others if not (bound and is_loaders(name))):
             return True
         return self._space.same_training(config) and (not bound or loads_as(config, self._space.baseline))
 
     @property
-    def _keeps_loader(self) -> bool:
+    def keeps_loader(self) -> bool:
         """Whether other settings of the loader are not worth a launch: the device is the limit, or a heat has shown no
         other number of workers to load faster."""
         if is_device_bound(self._space, self._complete.ordered):
@@ -454,7 +474,7 @@ class Agenda:
     def enqueue_leader(self, heat: Heat) -> None:
         """Enqueue the fastest of a heat at the settings that it had there, if its loader is to stay and the budget is
         short: a trial of its own is what a proof begins with."""
-        if heat.side != "device" or not self._keeps_loader or not self.time.is_short:
+        if heat.side != "device" or not self.keeps_loader or not self.time.is_short:
             return
         ahead = [e for e in heat.entrants if e.status is TrialStatus.COMPLETE and e.ratio_ci95 and e.ratio_ci95[0] > 1]
         ahead = [e for e in ahead if self._space.same_training(e.config)] or ahead

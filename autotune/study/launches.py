@@ -23,6 +23,7 @@ from autotune.base.records import (
     HoldPlan,
     LaunchKind,
     MeasurePlan,
+    Phase,
     PhaseLimits,
     Side,
     TrialResult,
@@ -35,7 +36,7 @@ from autotune.launcher import Launcher
 from autotune.launcher.entering import places
 from autotune.launcher.lanes import Lanes, OneLane
 from autotune.space import key
-from autotune.study.budget import Budget
+from autotune.study.budget import Budget, is_short
 from autotune.study.database import SharedStudy
 from autotune.study.heats import heat_steps
 from autotune.study.history import read_launch, write_result
@@ -114,6 +115,20 @@ class RunningLaunches:
     def devices(self) -> int:
         """Number of devices."""
         return self._lanes.count
+
+    @property
+    def may_keep(self) -> bool:
+        """Whether the script of a launch could train on."""
+        return self._lanes.may_keep
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the script of an earlier launch trains on, for those that may follow it."""
+        return self._lanes.keeps
+
+    def let_go(self) -> None:
+        """End the script that is kept, if one is."""
+        self._lanes.let_go()
 
     @property
     def number(self) -> int:
@@ -429,14 +444,37 @@ class Launches:
         self.even_steps: int | None = 1
         self.limits = limits_for(budget.limit_s)
 
-    def probe(self, launch: str) -> TrialResult:
-        """Run a probe, which looks at torch, the device and the workload."""
+    def probe(self, launch: str, *, keep: bool = False) -> TrialResult:
+        """Run a probe, which looks at torch, the device and the workload.
+
+        Args:
+            keep: where it is a script's and the budget short, the script trains on for the launches that follow.
+        """
         c = self.conditions
         # The batch size may have a place in a command. Flags of its own are left out, so that its own values are seen.
         placed = c.command is not None and "batch_size" in places(c.command.words)
         config: Config = {"batch_size": c.batch_size} if placed else {}
         spec = self._spec(LaunchKind.PROBE, launch, str(self.files.launch(launch).folder), config)
-        return self.running.alone("looking at the workload", once(spec))
+        spec = spec.model_copy(update={"keeps": keep and self._may_keep})
+        result = self.running.alone("looking at the workload", once(spec))
+        start_s = sum(result.phase_s.get(phase, 0.0) for phase in (Phase.LOAD, Phase.BUILD, Phase.COMPILE))
+        if not is_short(self.budget.limit_s, start_s + self.plan.max_warmup_s + self.plan.max_measure_s):
+            self.running.let_go()
+        return result
+
+    @property
+    def _may_keep(self) -> bool:
+        """Whether the script of a probe may go on for the launches that follow: it writes where it always does, and
+        none of its processes is told apart from the others."""
+        c = self.conditions.command
+        if c is None or c.rate is not None or c.scratch or c.output_flag is not None:
+            return False
+        return self.running.may_keep and self.conditions.memory_limit_bytes is None
+
+    @property
+    def follow(self) -> bool:
+        """Whether launches may take place in the script that the probe has started, which is still there."""
+        return self.running.keeps
 
     def trial_spec(
         self,
@@ -448,6 +486,7 @@ class Launches:
         prune_clock_mhz: float | None = None,
         per_batch: tuple[float, float] | None = None,
         limit_s: float | None,
+        follows: bool = False,
     ) -> TrialSpec:
         """Return the spec of trial ``number``, which takes at most ``limit_s`` seconds if given."""
         folder = self.files.trial(number).folder
@@ -455,7 +494,7 @@ class Launches:
         plan = self.plan.model_copy(update=beside)
         limits = self.limits.model_copy(update={"total_s": limit_s})
         return self._spec(LaunchKind.MEASURE, folder.name, str(folder), config).model_copy(
-            update={"number": number, "repeats": repeats, "plan": plan, "limits": limits}
+            update={"number": number, "repeats": repeats, "plan": plan, "limits": limits, "follows": follows}
         )
 
     def heat(
@@ -477,6 +516,8 @@ class Launches:
         least_per_s: float = 0.0,
         expected_s: float = math.inf,
         limit_s: float | None = None,
+        follows: bool = False,
+        all_rounds: bool = False,
     ) -> Launching[tuple[Heat, float]]:
         """Return the launches of a heat, which compares configurations; they show it, and the seconds they have taken.
 
@@ -486,6 +527,8 @@ class Launches:
             side, least_per_s: see `HeatPlan`.
             expected_s: what it is expected to take. No turn begins after three times as long.
             limit_s: time limit of its launches together.
+            follows: see `TrialSpec`.
+            all_rounds: see `HeatPlan`; its turns may take as much of the limit as there is.
         """
         plan = self.heat_plan(name)
         if plan is None or (plan.side, plan.entrants) != (side, tuple(entrants)):
@@ -493,7 +536,9 @@ class Launches:
             plan = plan.model_copy(update={"least_per_s": least_per_s, "even_steps": self.even_steps or 1})
             if limit_s is not None:
                 # Starting, compiling and first steps have the rest.
-                plan = plan.model_copy(update={"max_s": max(0.5, min(plan.max_s, _TURNS_PART * limit_s))})
+                most_s = _TURNS_PART * limit_s
+                max_s = max(0.5, most_s if all_rounds else min(plan.max_s, most_s))
+                plan = plan.model_copy(update={"max_s": max_s, "all_rounds": all_rounds})
         wall_s = 0.0
         result: TrialResult | None = None
         steps = heat_steps(plan)
@@ -504,10 +549,12 @@ class Launches:
                 return ended.value, wall_s
             left_s = None if limit_s is None else limit_s - wall_s
             plan = plan.model_copy(update={"wall_s": last_turn_s(expected_s, left_s)})
-            result = yield from self._heat_launch(f"{name}-{number}", plan, left_s)
+            result = yield from self._heat_launch(f"{name}-{number}", plan, left_s, follows=follows)
             wall_s += result.wall_s
 
-    def _heat_launch(self, launch: str, plan: HeatPlan, left_s: float | None) -> Launching[TrialResult]:
+    def _heat_launch(
+        self, launch: str, plan: HeatPlan, left_s: float | None, *, follows: bool
+    ) -> Launching[TrialResult]:
         """Launch a heat, unless an earlier run of the study has completed this launch or no time is left for it."""
         late = TrialResult(launch=launch, status=TrialStatus.INTERRUPTED, cause="there was no time left for it")
         done = self.finished(launch, plan.entrants[0], plan)
@@ -515,7 +562,7 @@ class Launches:
             return done
         if left_s is not None and left_s <= 0:
             return late
-        result = yield self._outside(LaunchKind.HEAT, launch, plan.entrants[0], left_s, heat=plan)
+        result = yield self._outside(LaunchKind.HEAT, launch, plan.entrants[0], left_s, heat=plan, follows=follows)
         # The time that all of them took together is nobody's fault.
         over = left_s is not None and result.status is TrialStatus.TIMEOUT and result.wall_s >= left_s
         return late.model_copy(update={"wall_s": result.wall_s}) if over else result

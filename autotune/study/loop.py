@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -26,7 +27,7 @@ from autotune.base.records import (
 )
 from autotune.knobs.compile_mode import closed_because, phase_clause
 from autotune.samplers import AutoSampler, Experience, LegalSampler, Searcher, make_sampler
-from autotune.space import AT_ONCE, Space, key
+from autotune.space import AT_ONCE, Space, key, loads_as
 from autotune.space.formatting import phrase
 from autotune.space.requirements import ANYTHING, Requirements
 from autotune.study.agenda import Agenda, CompleteTrials, TrialScores, waits_for_the_disk
@@ -94,6 +95,8 @@ def baseline_failed(result: TrialResult, config: Config) -> AutotuneError:
 #: Launches are in turns if they and what comes between them take this many times as long as they alone, and if none
 #: waits for its loader for more than this part of the time.
 _TURNS, _WAITS = 5.0, 0.1
+#: Steps of each that a comparison of two takes at least: the first, and three turns.
+_LAST_STEPS = 4
 #: No rate is too low.
 _ANY = 0.0, None
 
@@ -154,7 +157,8 @@ class StudyLoop:
             launches.budget,
             first=[dict(space.baseline), *(space.completed(config) for config in first)],
             trials=trials,
-            adopts=self._adopts,
+            adopts=self._adopts and not launches.follow,
+            follow=lambda: launches.follow,
         )
         #: Of the sampler's heats.
         self._turn_s = dict(launches.turn_s)
@@ -162,9 +166,11 @@ class StudyLoop:
             self._learn(trial)
         for heat in history.heats:
             self._experience.learn_heat(heat)
+        self._experience.costs.follows = self._follows
         self._stop = stop
         #: Number of heats that run.
         self._heats = 0
+        self._was_last = False
         self._said_alone = False
         self._sampler: Searcher
         if sampler == "auto":
@@ -275,7 +281,7 @@ class StudyLoop:
                 return None
             reason = self._sampler.reason_to_end(self.history.optuna)
         if reason is not None and not self._agenda.enqueue_owed():
-            return reason
+            return None if self._begin_last_heat() else reason
         self._begin_trial()
         return None
 
@@ -327,12 +333,36 @@ class StudyLoop:
                 side=asked.side,
                 # In a short budget a heat is the cheapest evidence that there will be.
                 least_per_s=0.0 if self._agenda.time.is_short else asked.least_per_s,
+                follows=self._follows(entrants[0]),
                 expected_s=asked.seconds,
                 limit_s=self._agenda.time.left_s,
             )
             self._heats += 1
             then = partial(self._heat_ended, number, after)
             self._running.begin(heat_title(number, asked.side), launching, then)
+        return True
+
+    def _begin_last_heat(self) -> bool:
+        """Compare the best so far with the baseline in turns in the script that trains already, if there is no time for
+        launches of both; return whether that has begun."""
+        best, baseline, time = self._complete.best, self.baseline, self._agenda.time
+        left_s = self._launches.budget.left_s
+        if best is None or baseline is None or best is baseline or self._was_last or self._launches.even_steps is None:
+            return False
+        rates = [trial.rate_per_s or math.inf for trial in (best, baseline)]
+        enough_s = _LAST_STEPS * sum(
+            int(t.config["batch_size"]) / r for t, r in zip((best, baseline), rates, strict=True)
+        )
+        if rates[0] <= rates[1] or time.fits_proof or enough_s > left_s or not self._follows(best.config):
+            return False
+        self._was_last = True
+        number = max((heat.number for heat in self.history.heats), default=0) + 1
+        launching = self._launches.heat_launches(
+            f"heat-{number}", (self.space.baseline, best.config), limit_s=left_s, follows=True, all_rounds=True
+        )
+        self._heats += 1
+        then = partial(self._heat_ended, number, len(self.history.trials))
+        self._running.begin(heat_title(number, "device"), launching, then)
         return True
 
     def _heat_ended(self, number: int, after: int, shown: tuple[Heat, float]) -> None:
@@ -345,6 +375,8 @@ class StudyLoop:
         self._experience.learn_heat(found)
         self._observer.heat_ends(found)
         self._agenda.enqueue_leader(found.heat)
+        if self._agenda.time.is_short and self._agenda.keeps_loader:
+            self._turn_s.pop("loader", None)
         cannot = next((e for e in found.heat.entrants if e.cannot_compile), None)
         if cannot is not None and not knew:
             self._observer.says(closed_because(cannot))
@@ -357,7 +389,7 @@ class StudyLoop:
         # Pruning compares rates, which do not decide another objective.
         rivals = self._complete.fitting
         # Where the search's own launches are to be a round of the proof, none is cut short.
-        whole = self._adopts and self._agenda.time.is_short
+        whole = (self._adopts or self._launches.follow) and self._agenda.time.is_short
         below_per_s, clock_mhz = (
             rate_to_beat(self.space, rivals, config, self.noise) if self._prune and not whole else _ANY
         )
@@ -369,6 +401,7 @@ class StudyLoop:
             prune_clock_mhz=clock_mhz,
             per_batch=self._per_batch(config),
             limit_s=self._agenda.limit_s(config),
+            follows=self._follows(config),
         )
 
         def ended(result: TrialResult) -> None:
@@ -400,7 +433,7 @@ class StudyLoop:
         if first and self.baseline is not None and measurement is not None:
             check_s = measurement.startup_s if self._launches.conditions.command is not None else 0.0
             budget = self._launches.budget
-            short = lack(budget.limit_s, budget.spent_s, trial.result.wall_s, check_s)
+            short = lack(budget.limit_s, budget.spent_s, trial.result.alone_s, check_s)
             if short is not None:
                 self._observer.says(short)
         if closes:
@@ -437,6 +470,17 @@ class StudyLoop:
         one_at_a_time = self._launches.conditions.command is not None and self._running.devices == 1
         return one_at_a_time and self._prune and not self._chooses
 
+    def _follows(self, config: Config) -> bool:
+        """Whether a configuration can be measured in a script that trains already: one that can be switched to it."""
+        baseline = self.space.baseline
+        return (
+            self._launches.follow
+            and self._prune
+            and not self._chooses
+            and loads_as(config, baseline)
+            and self.space.why_apart(baseline, config) is None
+        )
+
     def in_turns(self, entered: Sequence[Trial], newest: int | None = None) -> bool:
         """Whether the search's launches of the baseline and of the trials that are to race are as good as a round of
         the race: there are no others, so that nobody was chosen by them, they came one after the other, and no later
@@ -455,6 +499,8 @@ class StudyLoop:
         if pruned or others != {trial.number for trial in entered}:
             return False
         trials = [baseline, *entered]
+        if any(t.result.within is not None for t in trials):
+            return False
         measured = [t.result.measurement for t in trials]
         if any(m is None or (m.loader_wait_fraction or 0.0) > _WAITS for m in measured):
             return False

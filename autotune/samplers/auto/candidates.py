@@ -109,7 +109,9 @@ class Offers:
         """
         fixed_s, steps = costs.line
         steps_s = np.full(len(self), costs.usual_step_s) if rates_per_s is None else self.pool.batches / rates_per_s
-        found: Array = fixed_s + steps * steps_s + np.concatenate([g.compile_s(costs) for g in self._groups])
+        starts_s = np.array([costs.starts_s(config) for config in self.pool.configs])
+        fixed: Array = np.maximum(0.0, fixed_s - costs.startup_s + starts_s)
+        found: Array = fixed + steps * steps_s + np.concatenate([g.compile_s(costs) for g in self._groups])
         return np.maximum(found, 0.5)
 
     def fits(self, memory: MemoryModel) -> Bools:

@@ -117,7 +117,7 @@ def draft_device(known: Knowledge, fitted: Fitted, best: int, beside: Config, te
     seconds = np.maximum(steps_s, STEPS / 2 * terms.turn_s) + compile_s
     guessed = [not known.costs.has_compiled(mode_of(c)) for c in entrants]
     at_worst_s = seconds + (SLOW_COMPILE - 1.0) * np.where(guessed, compile_s, 0.0)
-    return _drafted("device", entrants, ahead, seconds, at_worst_s, known.costs.startup_s, terms)
+    return _drafted("device", entrants, ahead, seconds, at_worst_s, known.costs.starts_s(reference), terms)
 
 
 def draft_loader(known: Knowledge, fitted: Fitted, best: int, terms: Terms) -> Draft | None:
@@ -139,7 +139,7 @@ def draft_loader(known: Knowledge, fitted: Fitted, best: int, terms: Terms) -> D
     rates_per_s = np.exp(fitted.loading(pool))
     start_s = LOADER_START_S + WORKER_START_S * pool.workers
     seconds = LOADER_TURNS * (start_s + np.maximum(1, pool.workers) * pool.batches / rates_per_s + terms.turn_s)
-    return _drafted("loader", entrants, ahead, seconds, seconds, known.costs.startup_s, terms)
+    return _drafted("loader", entrants, ahead, seconds, seconds, known.costs.starts_s(reference), terms)
 
 
 def _drafted(

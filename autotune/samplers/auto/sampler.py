@@ -400,9 +400,8 @@ class AutoSampler(Searcher):
 
     @property
     def _trial_s(self) -> float:
-        """Seconds of a usual trial."""
-        fixed_s, steps = self._known.costs.line
-        return fixed_s + steps * self._known.costs.usual_step_s
+        """Seconds of a usual trial, of what needs no compiling."""
+        return self._known.costs.plain_s(self._known.space.baseline)
 
     def _heat(self, fitted: Fitted, best: int, outlook: Outlook, least: float) -> Draft | None:
         """Return the heat to run before the next trial, if there is one that is worth its seconds."""

@@ -14,7 +14,7 @@
 """
 
 from autotune.search.verify.final import Final
-from autotune.search.verify.likely import proof_takes_s, with_likely
+from autotune.search.verify.likely import proof_takes_s, with_likely, without_refuted
 from autotune.search.verify.winner import Contest, Proof, prove, race_winner
 
-__all__ = ["Contest", "Final", "Proof", "proof_takes_s", "prove", "race_winner", "with_likely"]
+__all__ = ["Contest", "Final", "Proof", "proof_takes_s", "prove", "race_winner", "with_likely", "without_refuted"]

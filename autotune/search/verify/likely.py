@@ -22,7 +22,6 @@ from autotune.search.verify.ablation import FEW_WAITS
 from autotune.search.verify.ceilings import HEADROOM
 from autotune.search.verify.data_check import takes_s
 from autotune.search.verify.race import (
-    LEAST_LAUNCHES,
     Comparison,
     Entrant,
     entrant,
@@ -32,16 +31,21 @@ from autotune.search.verify.race import (
     wait_fraction,
 )
 from autotune.search.verify.train_check import need_s
-from autotune.search.verify.winner import Contest, Proof, ceiling_s
+from autotune.search.verify.winner import MAY_BE_FASTER, Contest, Proof, ceiling_s
 from autotune.space import Lessons, Space, device_part, key, loads_as
 from autotune.space.formatting import count
 from autotune.study.agenda import is_device_bound
+from autotune.study.budget import LEAST_LAUNCHES
 
 #: Standard deviation of what a heat tells of a training beside what launches of it tell. In 20 configurations of
 #: ResNet-18 the mean difference was 0.7 %, known to ± 1 %.
 _BESIDE = 0.02
 #: A proof is planned for a ratio of this much, if none was seen, and takes no more than so many rounds.
 LEAST_RATIO, _MOST_ROUNDS = 1.05, 12
+#: What a ratio is from, where it is from no launches of its own.
+_TURNS, _TRIALS = "turns within one process", "trials within one process"
+#: By how much rates that are measured one after the other in one process differ, as a prior: the machine's drift.
+_WITHIN = stats.LaunchNoise(0.03, 8.0, False)
 #: Degrees of freedom of a heat's noise, at least: those of what is assumed of it. No error is less than the last.
 _DEGREES, _NORMAL, _LEAST_SE = 8.0, NormalDist().inv_cdf(0.975), 1e-6
 
@@ -130,6 +134,40 @@ def with_likely(
     )
 
 
+def without_refuted(
+    contest: Contest, proof: Proof, trials: Sequence[Trial], heats: Sequence[StudyHeat], noise: stats.LaunchNoise
+) -> Proof:
+    """Return a proof without those of its `Proof.unproven` that cannot be faster by an amount that matters, by what
+    heats and single launches tell of them together.
+
+    Args:
+        trials, heats: of the search. noise: of one launch, as far as the search has seen.
+    """
+    race = contest.race
+    if not race.final.by_rate or proof.baseline_unmet is not None:
+        return proof
+    compared, space, used = race.compared(), race.final.space, _telling(race.final.space, trials, heats)
+
+    def is_open(one: Entrant) -> bool:
+        within = _is_within(one, race.baseline)
+        found = _likely(one, compared, space, used, _WITHIN if within else noise, 1)
+        return found is None or found.ratio[2] > MAY_BE_FASTER
+
+    open_ = {e.trial.number for e in race.entrants if e.trial.number in proof.unproven and is_open(e)}
+    return replace(proof, unproven=tuple(number for number in proof.unproven if number in open_))
+
+
+def _is_within(one: Entrant, baseline: Entrant) -> bool:
+    """Whether the trials of both took place in one process."""
+    within = one.trial.result.within
+    return within is not None and within == baseline.trial.result.within
+
+
+def _telling(space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat]) -> list[Heat]:
+    """Return the heats that tell of the training."""
+    return [heat.heat for heat in heats if heat.heat.side == "device"] if is_device_bound(space, trials) else []
+
+
 def proof_takes_s(contest: Contest, noise: stats.LaunchNoise, likely: Standing | None = None) -> float:
     """Return about how many more seconds than are left a proof would take: launches of all that may still be the
     fastest in turns until a ratio as it was seen is shown, or one of `LEAST_RATIO`, the check of how a script trains,
@@ -194,7 +232,7 @@ def _likeliest(
         for e in (*(one for one in contest.finalists if not one.label), *others)
         if e.out is None and not lessons.is_wrong(e.config) and race.final.required.allow(e.trial) and fits(e)
     ]
-    used = [heat.heat for heat in heats if heat.heat.side == "device"] if is_device_bound(space, trials) else []
+    used = _telling(space, trials, heats)
     among = {key(e.config) for heat in used for e in heat.entrants if e.ratio is not None}
     among |= {key(t.config) for t in complete}
     count_of_others = max(1, len(among - {key(space.baseline)}))
@@ -217,7 +255,8 @@ def _likely(
     ratio, degrees = math.exp(found.log), max(1.0, found.degrees)
     half = stats.t_quantile(degrees) * found.se
     surest = stats.t_quantile(degrees, 1 - 0.025 / among) * found.se
-    words = " and ".join(dict.fromkeys(view.words for view in reversed(views)))
+    seen = list(dict.fromkeys(view.words for view in reversed(views)))
+    words = " and ".join(w for w in seen if w != _TRIALS or len(seen) == 1)
     return Likely(one, (ratio, *stats.interval_of(ratio, half)), math.exp(found.log - surest), words)
 
 
@@ -260,7 +299,7 @@ def _by_heats(one: Entrant, baseline: Entrant, space: Space, heats: Sequence[Hea
         # The quantile that made the interval is not known; a normal one makes the error no smaller than it is.
         se = math.hypot(*(math.log(ratio / low) / _NORMAL for ratio, low in ends))
         ratio = 1 / ((1 - part) * own.ratio / of_it.ratio + part)
-        yield _View(math.log(ratio), max(_LEAST_SE, se), _DEGREES, "in turns within one process")
+        yield _View(math.log(ratio), max(_LEAST_SE, se), _DEGREES, _TURNS)
 
 
 def _by_launches(one: Entrant, compared: Comparison, noise: stats.LaunchNoise) -> Iterator[_View]:
@@ -274,9 +313,12 @@ def _by_launches(one: Entrant, compared: Comparison, noise: stats.LaunchNoise) -
         mine, theirs = one.trial.result.measurement, compared.baseline.trial.result.measurement
         if mine is None or theirs is None:
             return
+        words = "one launch of each"
+        if _is_within(one, compared.baseline):
+            words = _TRIALS
         rates = [stats.launch_rate(rate_of(m), noise) for m in (mine, theirs)]
         ratio, low, _ = stats.speedup(*rates)
-        degrees, words = noise.degrees, "one launch of each"
+        degrees = noise.degrees
     degrees = max(1.0, degrees)
     if low > 0 and math.isfinite(low):
         se = math.log(ratio / low) / stats.t_quantile(degrees)

@@ -17,6 +17,7 @@ from autotune.search.verify.final import Final
 from autotune.space import Space, key
 from autotune.space.formatting import is_known, one_line, percent_text, rate_text, unmet_text
 from autotune.space.requirements import ANYTHING, Requirements
+from autotune.study.budget import LEAST_LAUNCHES
 from autotune.study.launches import proof_plan_for
 from autotune.workload.scoring import Scorer
 
@@ -87,7 +88,7 @@ def next_s(result: TrialResult) -> float:
     """Estimate the duration of the next launch; the compiler's cache is warm by then."""
     seen = result.measurement
     saved_s = (1 - WARM_COMPILE) * seen.compile_s if seen is not None and seen.compile_cache_warm is False else 0.0
-    return result.wall_s - saved_s
+    return result.alone_s - saved_s
 
 
 def wait_fraction(measurements: Iterable[Measurement]) -> float | None:
@@ -213,9 +214,6 @@ def standing(
 
 
 # Compares the entrants of a race: rates, ratios with intervals, and possible winners. Launches nothing.
-
-#: One launch of each does not show how much launches differ, so it proves nothing.
-LEAST_LAUNCHES = 2
 
 
 def shared_rounds(one: Entrant, other: Entrant) -> int:

@@ -24,7 +24,6 @@ from autotune.search.verify.ceilings import bottlenecks, check_holding, reads_ap
 from autotune.search.verify.data_check import check_data, not_compared, takes_s
 from autotune.search.verify.final import Final
 from autotune.search.verify.race import (
-    LEAST_LAUNCHES,
     TARGETS,
     Comparison,
     Entrant,
@@ -36,6 +35,7 @@ from autotune.search.verify.race import (
 )
 from autotune.search.verify.train_check import check_training, is_told_by, need_s, not_checked, train_alike
 from autotune.space import key, maths_part, simplicity
+from autotune.study.budget import LEAST_LAUNCHES
 
 # Chooses the winner: the baseline unless something is shown to be faster, then the simplest of the unbeaten ones, then
 # the same without the knobs of no use.
@@ -175,6 +175,8 @@ def _as_good(race: Race, winner: Entrant, simpler: Entrant) -> bool:
 CHECK_SHARE, RACE_SHARE, HOLD_SHARE, CEILING_SHARE, ABLATION_SHARE = 0.12, 0.25, 0.05, 0.07, 0.18
 #: Of the ceilings, where a first epoch is to be measured, too.
 COLD_SHARE = 0.2
+#: If the interval of a configuration reaches above this speedup, it may be faster by an amount that matters.
+MAY_BE_FASTER = 1.05
 
 
 def ceiling_s(final: Final) -> float:
