@@ -44,7 +44,7 @@ def test_it_is_labelled_wherever_it_is_shown(tmp_path: Path) -> None:
     found = answer(SCARCE, tmp_path / "s")
     outcome = found.outcome
     assert outcome is not None and outcome.found is Finding.LIKELY
-    assert outcome.evidence == "in turns within one process and one launch of each"
+    assert outcome.evidence == "turns within one process and one launch of each"
     low, high = outcome.best.speedup_ci95
     assert 1 < low <= found.true_ratio <= high
     headline = headline_of(outcome)

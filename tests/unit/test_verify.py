@@ -328,7 +328,7 @@ def test_a_crash_is_an_answer_and_a_kill_is_not(
     assert len(asked) == 3 and len({s.launch for s in asked}) == 1
 
 
-BOTH_WAYS = "in turns within one process and one launch of each"
+BOTH_WAYS = "turns within one process and one launch of each"
 
 
 def test_without_a_baseline_launched_again_nothing_is_proven(world: NoisyWorld) -> None:
