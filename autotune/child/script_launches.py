@@ -55,6 +55,8 @@ from autotune.training.feed import LONGEST_EPOCH_S, MOSTLY_STEADY, NEVER_STEADY
 FEWEST_LOSSES = 8
 #: A step waited for its loader if that took more than this fraction of it.
 WAITED = 0.05
+#: A launch may take twice as many whole steps, if they take longer than it should.
+_FEW = 2
 #: An epoch of at most so many steps is measured whole if that takes no longer.
 FEW_STEPS = 8
 
@@ -247,7 +249,7 @@ class _Watched:
         began: float | None = None
         taken: list[SeenStep] = []
         #: Of whole epochs, or from pause to pause: one has begun, and nothing was seen in it that cannot be told apart.
-        inside = False
+        inside, longest_s = False, plan.max_measure_s
         for step in steps:
             began = step.ended_at - step.seconds if began is None else began
             self._elapsed_s = step.ended_at - began
@@ -293,7 +295,10 @@ class _Watched:
             elif not taken:
                 # What went on meanwhile is no window's business.
                 self._around.read()
-            if not taken and self._elapsed_s > 2 * max(plan.max_measure_s, self._epoch_s if self._whole else 0.0):
+            if step.whole:
+                # One step alone is no rate, however long it takes.
+                longest_s = max(longest_s, _FEW * step.seconds)
+            if not taken and self._elapsed_s > 2 * max(longest_s, self._epoch_s if self._whole else 0.0):
                 return
 
     def _paused(self, step: SeenStep, loader: SeenLoader | None) -> tuple[bool, bool]:
