@@ -16,7 +16,7 @@ from autotune.base.layout import StudyFiles
 from autotune.base.records import TrialResult, TrialStatus
 from autotune.child.probe import LOOK_S, images_vary
 from autotune.search import setup
-from tests.support import FakeClock, make_probe, make_spec
+from tests.support import FakeClock, make_probe, make_spec, make_study_spec
 
 Make = Callable[[int], Any]
 
@@ -99,14 +99,18 @@ def test_a_resumed_study_keeps_what_its_first_look_saw(tmp_path: Path) -> None:
         probe = make_probe(images_vary=images_vary)
         result = TrialResult(launch="probe-1", status=TrialStatus.COMPLETE, probe=probe, exit_code=0)
 
-        def launch(name: str) -> TrialResult:
+        def launch(name: str, **_: Any) -> TrialResult:
             files.launch(name).folder.mkdir(parents=True, exist_ok=True)
             files.launch(name).spec.write_text(spec.model_dump_json())
             files.launch(name).result.write_text(result.model_dump_json())
             return result
 
         run = SimpleNamespace(
-            files=files, launches=lambda _: SimpleNamespace(probe=launch), raise_if_stopped=lambda: None
+            files=files,
+            spec=make_study_spec(),
+            required=(),
+            launches=lambda _: SimpleNamespace(probe=launch),
+            raise_if_stopped=lambda: None,
         )
         return setup._probe(cast(Any, run), "probe-1", cast(Any, None)).images_vary
 
