@@ -543,6 +543,7 @@ def probe_command(spec: TrialSpec, beats: Beats, began: float, kept: KeptScript)
     finally:
         if kept.script is None:
             script.end()
+            files.turns.unlink(missing_ok=True)
     if trail.own is None or not trail.own["optimizer"]:
         raise too_short(script)
     if trail.loader is None and any(flag.knob == BATCH_SIZE.name for flag in entering.flags_of(command.flags)):

@@ -365,6 +365,8 @@ def last_turn_s(expected_s: float, left_s: float | None) -> float | None:
 
 # Builds the specs of a study's launches and runs them within the budget.
 
+#: In a longer budget no script is kept: there is time for launches, and for all that a probe can look at.
+_KEEPS_UP_TO_S = 180.0
 #: The part of a heat's time limit that its turns may take.
 _TURNS_PART = 0.5
 
@@ -469,7 +471,8 @@ class Launches:
         c = self.conditions.command
         if c is None or c.rate is not None or c.scratch or c.output_flag is not None:
             return False
-        return self.running.may_keep and self.conditions.memory_limit_bytes is None
+        short = self.budget.limit_s <= _KEEPS_UP_TO_S
+        return short and self.running.may_keep and self.conditions.memory_limit_bytes is None
 
     @property
     def follow(self) -> bool:

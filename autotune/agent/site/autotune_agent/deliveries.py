@@ -397,9 +397,8 @@ class Order:
     def _is_enough(self, known: _Set, seconds: float) -> bool:
         plan, drawn = self._deliveries.plan, len(self._drawn) // self._times
         fewest = _FEWEST[min(self._number, 1)]
-        # Beside another launch as many are drawn as there.
         least, most = plan["batches"]
-        # So are as many in all ranks.
+        # Beside another launch as many are drawn as there, and in all ranks equally many.
         timed = not plan.get("totals") and least < most
         slow = timed and drawn >= fewest and seconds > _SLOW * plan["limit_s"]
         if self._number:
