@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from autotune.base.clock import SystemClock
@@ -58,21 +57,13 @@ class Exit:
 
 @dataclass
 class _Open:
-    """A launch that has not ended: its logs, and what is read of it.
-
-    Attributes:
-        further: the pipe on which it is told of the next one, if it waits for one.
-    """
+    """A launch that has not ended: its logs, and what is read of it."""
 
     files: LaunchFiles
     logs: Logs
     selector: selectors.BaseSelector
     beats: int
     pids: set[int] = field(default_factory=set)
-
-    @property
-    def further(self) -> Path:
-        return self.files.further
 
     def close(self) -> None:
         self.logs.__exit__(None, None, None)
@@ -199,7 +190,7 @@ class Template:
         watch.begin()
         # If it is gone, so is the pipe, or whoever reads from it: its exit is in the socket then.
         with contextlib.suppress(OSError):
-            told = os.open(running.further, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            told = os.open(running.files.further, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 os.write(told, os.fsencode(files.spec) + b"\n")
             finally:
@@ -214,7 +205,7 @@ class Template:
         watch.pids |= running.pids
         self._signal(signal.SIGTERM)
         ended = self._until_over(running, running.files, watch, leave_s=LEAVE_S)
-        for path in (running.files.trail, running.files.turns, running.further):
+        for path in (running.files.trail, running.files.turns, running.files.further):
             path.unlink(missing_ok=True)
         return ended
 

@@ -19,6 +19,7 @@ from autotune.base.records import (
     Heat,
     Measurement,
     Phase,
+    Side,
     StudyHeat,
     Trial,
     TrialResult,
@@ -34,7 +35,7 @@ from autotune.study.agenda import Agenda, CompleteTrials, TrialScores, waits_for
 from autotune.study.budget import SEARCH_SHARE, lack
 from autotune.study.heats import dealt
 from autotune.study.history import History
-from autotune.study.launches import Launches, once
+from autotune.study.launches import Launches, Launching, once
 from autotune.workload.scoring import Scorer
 
 # The rate below which a trial can be stopped early.
@@ -337,10 +338,12 @@ class StudyLoop:
                 expected_s=asked.seconds,
                 limit_s=self._agenda.time.left_s,
             )
-            self._heats += 1
-            then = partial(self._heat_ended, number, after)
-            self._running.begin(heat_title(number, asked.side), launching, then)
+            self._run_heat(number, after, asked.side, launching)
         return True
+
+    def _run_heat(self, number: int, after: int, side: Side, launching: Launching[tuple[Heat, float]]) -> None:
+        self._heats += 1
+        self._running.begin(heat_title(number, side), launching, partial(self._heat_ended, number, after))
 
     def _begin_last_heat(self) -> bool:
         """Compare the best so far with the baseline in turns in the script that trains already, if there is no time for
@@ -360,9 +363,7 @@ class StudyLoop:
         launching = self._launches.heat_launches(
             f"heat-{number}", (self.space.baseline, best.config), limit_s=left_s, follows=True, all_rounds=True
         )
-        self._heats += 1
-        then = partial(self._heat_ended, number, len(self.history.trials))
-        self._running.begin(heat_title(number, "device"), launching, then)
+        self._run_heat(number, len(self.history.trials), "device", launching)
         return True
 
     def _heat_ended(self, number: int, after: int, shown: tuple[Heat, float]) -> None:
