@@ -534,7 +534,8 @@ def probe_command(spec: TrialSpec, beats: Beats, began: float, kept: KeptScript)
             over = log.is_over() or (trail.own is not None and not log.has_begun)
             if trail.own is not None and over:
                 if commands is not None and trail.own["machine"]["ranks"] == 1 and not log.persists:
-                    kept.hold(script, spec, commands, max(0.0, (trail.began_at or began) - began))
+                    startup_s = max(0.0, (trail.began_at or began) - began)
+                    kept.hold(script, spec, commands, startup_s, cut=log.has_ended_early)
                 break
     except Exception:
         # A script may not expect that its epochs end early. What was to be seen of its training has been seen.

@@ -680,15 +680,19 @@ class KeptScript:
         self.startup_s = 0.0
         self._folder: LaunchFiles | None = None
 
-    def hold(self, script: ScriptProcess, spec: TrialSpec, commands: int, startup_s: float) -> None:
-        """Keep a script, if it comes to wait for commands soon."""
+    def hold(self, script: ScriptProcess, spec: TrialSpec, commands: int, startup_s: float, *, cut: bool) -> None:
+        """Keep a script, if it comes to wait for commands soon.
+
+        Args:
+            cut: its epochs so far have ended early.
+        """
         self.script, self.commands, self.startup_s = script, commands, startup_s
         # A study that goes on has another one, of the same name.
         self.launch = f"{spec.launch}:{uuid.uuid4().hex[:8]}"
         self._folder = LaunchFiles(Path(spec.folder))
         self.pause()
-        for loader in script.trail.loaders.values():
-            # Epochs that have ended early tell nothing of those that come.
+        for loader in script.trail.loaders.values() if cut else ():
+            # They tell nothing of those that come.
             loader.before = loader.taken = 0
 
     def pause(self) -> None:

@@ -31,9 +31,6 @@ from autotune.launcher.watch import (
 from autotune.machine import gpu
 from autotune.machine.host import oom_kill_count
 
-#: What a launch in a script that another has started may end as. Anything else is looked at again by itself.
-_SAYS = (TrialStatus.COMPLETE, TrialStatus.PRUNED, TrialStatus.INTERRUPTED, TrialStatus.TIMEOUT)
-
 __all__ = ["STUDY_MARK", "Launcher", "ProcessLauncher", "end_survivors"]
 
 
@@ -108,9 +105,7 @@ class ProcessLauncher:
         files = open_folder(spec)
         if self.keeps and spec.follows:
             result = self._launch(spec, files, Watch(spec, self._clock, on_beat, stop), follows=True)
-            # Who has ended a heat is charged with it, and the others run again by themselves.
-            charged = spec.heat is not None and result.status is not TrialStatus.USER_ERROR
-            if charged or result.status in _SAYS:
+            if _says_something(spec, result):
                 make_way(files.result)
                 write_atomic(files.result, result.model_dump_json())
                 return result
@@ -182,3 +177,14 @@ class ProcessLauncher:
         if not self._said_spawned:
             self._said_spawned = True
             self._on_wait(sentence)
+
+
+def _says_something(spec: TrialSpec, result: TrialResult) -> bool:
+    """Return whether a launch that took place in a script which another has started says something of its
+    configuration, or of the search. Anything else may be that script's doing, and is looked at again by itself."""
+    if spec.heat is not None:
+        # Who has ended it is charged with it, and the others run again by themselves.
+        return result.status is not TrialStatus.USER_ERROR
+    if result.status is TrialStatus.TIMEOUT:
+        return spec.limits.total_s is not None and result.wall_s >= spec.limits.total_s
+    return result.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED, TrialStatus.INTERRUPTED)

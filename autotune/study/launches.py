@@ -101,7 +101,7 @@ class RunningLaunches:
         self._places = places
         self._source = source
         self._budget = budget
-        self._lanes = launcher if isinstance(launcher, Lanes) else OneLane(launcher)
+        self.lanes = launcher if isinstance(launcher, Lanes) else OneLane(launcher)
         self._observer = observer
         self._stop = stop
         self.tables = tables or LaunchTables(files)
@@ -114,21 +114,7 @@ class RunningLaunches:
     @property
     def devices(self) -> int:
         """Number of devices."""
-        return self._lanes.count
-
-    @property
-    def may_keep(self) -> bool:
-        """Whether the script of a launch could train on."""
-        return self._lanes.may_keep
-
-    @property
-    def keeps(self) -> bool:
-        """Whether the script of an earlier launch trains on, for those that may follow it."""
-        return self._lanes.keeps
-
-    def let_go(self) -> None:
-        """End the script that is kept, if one is."""
-        self._lanes.let_go()
+        return self.lanes.count
 
     @property
     def number(self) -> int:
@@ -167,7 +153,7 @@ class RunningLaunches:
         Raises:
             WorkloadError, MachineError: as `alone`.
         """
-        lane = next(lane for lane in range(self._lanes.count) if lane not in self._tasks)
+        lane = next(lane for lane in range(self.lanes.count) if lane not in self._tasks)
         spec, shown = _next(launching, None)
         if spec is None:  # an earlier run of the study has made all of them
             then(shown)
@@ -181,7 +167,7 @@ class RunningLaunches:
             WorkloadError, MachineError: as `alone`.
         """
         while True:
-            lane, result = self._lanes.end()
+            lane, result = self.lanes.end()
             task = self._tasks.pop(lane)
             result = self._entered(lane, task.spec, result)
             spec, shown = _next(task.launching, result)
@@ -192,7 +178,7 @@ class RunningLaunches:
 
     def abandon(self) -> None:
         """End everything that runs. A resumed study finds the results in the launches' folders."""
-        self._lanes.abandon()
+        self.lanes.abandon()
         self._budget.resume()
         while self._tasks:
             _, task = self._tasks.popitem()
@@ -219,7 +205,7 @@ class RunningLaunches:
             if task is self._shown:
                 self._observer.beat(found)
 
-        self._lanes.begin(lane, spec, on_beat=beat, stop=self.should_stop)
+        self.lanes.begin(lane, spec, on_beat=beat, stop=self.should_stop)
 
     def _entered(self, lane: int, spec: TrialSpec, result: TrialResult) -> TrialResult:
         """Enter a launch that has ended in the budget and in the tables."""
@@ -461,7 +447,7 @@ class Launches:
         result = self.running.alone("looking at the workload", once(spec))
         start_s = sum(result.phase_s.get(phase, 0.0) for phase in (Phase.LOAD, Phase.BUILD, Phase.COMPILE))
         if not is_short(self.budget.limit_s, start_s + self.plan.max_warmup_s + self.plan.max_measure_s):
-            self.running.let_go()
+            self.running.lanes.let_go()
         return result
 
     @property
@@ -472,12 +458,12 @@ class Launches:
         if c is None or c.rate is not None or c.scratch or c.output_flag is not None:
             return False
         short = self.budget.limit_s <= _KEEPS_UP_TO_S
-        return short and self.running.may_keep and self.conditions.memory_limit_bytes is None
+        return short and self.running.lanes.may_keep and self.conditions.memory_limit_bytes is None
 
     @property
     def follow(self) -> bool:
         """Whether launches may take place in the script that the probe has started, which is still there."""
-        return self.running.keeps
+        return self.running.lanes.keeps
 
     def trial_spec(
         self,

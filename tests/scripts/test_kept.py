@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from autotune.base.clock import SystemClock
-from autotune.base.records import CommandRef, HeatPlan, LaunchKind, TrialResult, TrialStatus, Value
+from autotune.base.records import CommandRef, HeatPlan, LaunchKind, PhaseLimits, TrialResult, TrialStatus, Value
 from autotune.launcher import ProcessLauncher
 from tests.support import make_spec
 
@@ -141,6 +141,14 @@ def test_what_becomes_of_it_says_nothing_of_a_configuration(study: Study) -> Non
     os.kill(pid, signal.SIGKILL)
     found = study("trial-0", LaunchKind.MEASURE, follows=True)
     assert (found.status, found.within) == (TrialStatus.COMPLETE, None), found.cause
+
+
+def test_one_that_hangs_is_ended_and_the_launch_made_anew(study: Study) -> None:
+    pid = kept(study)
+    os.kill(pid, signal.SIGSTOP)
+    found = study("trial-0", LaunchKind.MEASURE, follows=True, limits=PhaseLimits(compile_s=5.0))
+    assert (found.status, found.within) == (TrialStatus.COMPLETE, None), found.cause
+    assert not is_alive(pid)
 
 
 def test_what_it_cannot_be_switched_to_has_a_launch_of_its_own(study: Study) -> None:
