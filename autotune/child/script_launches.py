@@ -528,9 +528,10 @@ def probe_command(spec: TrialSpec, beats: Beats, began: float, kept: KeptScript)
     # The order of its samples is the same in launches with which it is compared, if the script draws it.
     pipe = None if commands is None else files.turns
     script = ScriptProcess(spec, command, beats, asked=asked, seed=plan.seed, deliveries=plan, commands=pipe)
-    trail = script.trail
+    trail, steps_s = script.trail, list[float]()
     try:
         for _ in script.looks():
+            steps_s += [step.seconds for step in script.found if step.whole]
             over = log.is_over() or (trail.own is not None and not log.has_begun)
             if trail.own is not None and over:
                 if commands is not None and trail.own["machine"]["ranks"] == 1 and not log.persists:
@@ -559,7 +560,8 @@ def probe_command(spec: TrialSpec, beats: Beats, began: float, kept: KeptScript)
     outside = {name: dict(answers) for name, answers in found.outside.items()}
     for name, answer, why in refused_by(deliveries, found.own or {}) if deliveries is not None else ():
         outside.setdefault(name, {}).setdefault(answer, why)
-    return found.model_copy(update={"deliveries": deliveries, "outside": outside})
+    step_s = median(steps_s) if steps_s else None
+    return found.model_copy(update={"deliveries": deliveries, "outside": outside, "step_s": step_s})
 
 
 def probe_of(

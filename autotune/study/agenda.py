@@ -17,7 +17,7 @@ from autotune.samplers import WARM_COMPILE, Experience
 from autotune.samplers.auto.rates import MOSTLY_DEVICE
 from autotune.space import Space, canonical, is_loaders, key, loads_as
 from autotune.space.requirements import Requirements
-from autotune.study.budget import ALONE_SHARE, CHECK_LAUNCHES, LEAST_LAUNCHES, Budget, is_short, search_share
+from autotune.study.budget import ALONE_SHARE, CHECK_LAUNCHES, LEAST_LAUNCHES, Budget, search_share
 from autotune.study.history import History, PastContest
 from autotune.workload.scoring import Scorer
 
@@ -215,6 +215,8 @@ def is_device_bound(space: Space, trials: Sequence[Trial]) -> bool:
 #: A search whose contest nothing has won goes on if there is time for this many trials, for this part of it: one trial,
 #: its check, two rounds, and holding are eight.
 _AGAIN_TRIALS, _AGAIN_PART = 12, 0.5
+#: A budget for fewer launches is short.
+SHORT_LAUNCHES = 12
 #: Seconds are kept for showing a gain of this much, as a natural logarithm, in no more than so many rounds.
 _PROMISING, _MOST_ROUNDS = 0.03, 4
 
@@ -278,7 +280,7 @@ class SearchTime:
     @property
     def is_short(self) -> bool:
         """Whether the budget has time for few launches, each of which has to be the right one."""
-        return bool(self._complete.ends) and is_short(self._budget.limit_s, self._usual_s)
+        return bool(self._complete.ends) and self._budget.limit_s < SHORT_LAUNCHES * self._usual_s
 
     @property
     def _verdict_s(self) -> float:

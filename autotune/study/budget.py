@@ -29,8 +29,6 @@ PROOF_TRIALS, PROOF_PART = 18, 0.25
 VERDICT_LAUNCHES, CHECK_LAUNCHES = 5, 2
 #: One launch of each does not show how much launches differ, so it proves nothing.
 LEAST_LAUNCHES = 2
-#: A budget for fewer launches is short.
-SHORT_LAUNCHES = 12
 #: A budget holds to so many seconds, or to this part of it, whichever is more.
 GRACE_S, GRACE = 5.0, 0.05
 #: Seconds of the count that a SIGKILL can lose.
@@ -44,11 +42,6 @@ def search_share(limit_s: float, trial_s: float) -> float:
         trial_s: of a usual trial.
     """
     return max(SEARCH_SHARE, 1 - max(PROOF_PART, PROOF_TRIALS * trial_s / limit_s))
-
-
-def is_short(limit_s: float, launch_s: float) -> bool:
-    """Return whether a budget has time for few launches, each of which has to be the right one."""
-    return limit_s < SHORT_LAUNCHES * launch_s
 
 
 def lack(limit_s: float, spent_s: float, launch_s: float, check_s: float = 0.0) -> str | None:

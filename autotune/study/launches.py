@@ -36,7 +36,7 @@ from autotune.launcher import Launcher
 from autotune.launcher.entering import places
 from autotune.launcher.lanes import Lanes, OneLane
 from autotune.space import key
-from autotune.study.budget import Budget, is_short
+from autotune.study.budget import VERDICT_LAUNCHES, Budget
 from autotune.study.database import SharedStudy
 from autotune.study.heats import heat_steps
 from autotune.study.history import read_launch, write_result
@@ -353,6 +353,8 @@ def last_turn_s(expected_s: float, left_s: float | None) -> float | None:
 
 #: In a longer budget no script is kept: there is time for launches, and for all that a probe can look at.
 _KEEPS_UP_TO_S = 180.0
+#: Steps of a script after which its training has been seen.
+_SEEN_AFTER = 6
 #: The part of a heat's time limit that its turns may take.
 _TURNS_PART = 0.5
 
@@ -436,7 +438,8 @@ class Launches:
         """Run a probe, which looks at torch, the device and the workload.
 
         Args:
-            keep: where it is a script's and the budget short, the script trains on for the launches that follow.
+            keep: where it is a script's, and the budget has no time for a verdict by launches, the script trains on for
+                what follows.
         """
         c = self.conditions
         # The batch size may have a place in a command. Flags of its own are left out, so that its own values are seen.
@@ -445,10 +448,16 @@ class Launches:
         spec = self._spec(LaunchKind.PROBE, launch, str(self.files.launch(launch).folder), config)
         spec = spec.model_copy(update={"keeps": keep and self._may_keep})
         result = self.running.alone("looking at the workload", once(spec))
-        start_s = sum(result.phase_s.get(phase, 0.0) for phase in (Phase.LOAD, Phase.BUILD, Phase.COMPILE))
-        if not is_short(self.budget.limit_s, start_s + self.plan.max_warmup_s + self.plan.max_measure_s):
+        if self.follow and VERDICT_LAUNCHES * self._launch_s(result) <= self.budget.left_s:
+            # There is time for a proof, whose launches then show all there is.
             self.running.lanes.let_go()
         return result
+
+    def _launch_s(self, probe: TrialResult) -> float:
+        """Return about how long a launch of a script takes, as its probe has shown."""
+        start_s = sum(probe.phase_s.get(phase, 0.0) for phase in (Phase.LOAD, Phase.BUILD, Phase.COMPILE))
+        step_s = 0.0 if probe.probe is None else probe.probe.step_s or 0.0
+        return start_s + max(self.plan.max_measure_s, _SEEN_AFTER * step_s)
 
     @property
     def _may_keep(self) -> bool:

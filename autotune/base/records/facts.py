@@ -287,6 +287,8 @@ class Probe(Record):
     deliveries: Deliveries | None = None
     #: Of a command: why its launches have no copy-on-write view of their folder, as a clause; None if they have one.
     view_refused: str | None = None
+    #: Of a script: seconds of one of its steps, the median; ``None`` if none was seen inside an epoch.
+    step_s: float | None = None
     #: What this launch has written in its view.
     wrote: LeftFiles | None = None
     #: Whether the workload itself says how ranks share its training.
