@@ -156,11 +156,6 @@ class StudyFiles:
         return self.caches / "inductor"
 
     @property
-    def workplace(self) -> Path:
-        """Where the search's own device works beside other machines. Removed when the search is finished."""
-        return self.caches / "here"
-
-    @property
     def trials(self) -> Path:
         return self.folder / "trials"
 

@@ -54,7 +54,6 @@ def _register() -> None:
         submit,
         train,
         verify,
-        work,
     )
     from autotune.cli.help_text import BEYOND, also_takes
 
@@ -67,7 +66,6 @@ def _register() -> None:
     app.command()(studies.studies)
     app.command()(space.space)
     app.command(name="storage")(storage.command)
-    app.command(name="work")(work.command)
     app.command(name="init", cls=init.TakesCommand)(init.command)
     app.command()(train.train)
     app.command(name="run", context_settings=run.TAKES_COMMAND)(run.command)

@@ -22,7 +22,7 @@ from rich.console import Console, RenderableType
 from autotune.base.clock import SystemClock
 from autotune.base.errors import SIGNALS, AutotuneError, MachineError, NoVerdictError, UnknownNameError, UsageError
 from autotune.base.files import write_atomic
-from autotune.base.layout import StudyFiles, find_daemon
+from autotune.base.layout import find_daemon
 from autotune.base.observer import Observer
 from autotune.base.records import SCHEMA_VERSION, StudySpec
 from autotune.launcher.elsewhere import Workers
@@ -32,8 +32,6 @@ from autotune.report import best_table
 from autotune.report.formats import FILE_WIDTH
 from autotune.report.panel import observer_for
 from autotune.search import Environment, SearchResult
-from autotune.search.request import Device
-from autotune.study.database import SharedStudy
 from autotune.study.tables import read_trials
 
 # Output of commands: one JSON object on stdout, or a file.
@@ -220,15 +218,7 @@ def stop_signals() -> Iterator[Callable[[], int | None]]:
 def environment(stop: Callable[[], int | None]) -> Environment:
     """Return the environment of a search on this machine, with a live panel if stderr is a terminal."""
     observer: Observer = observer_for(sys.stderr.isatty(), SystemClock())
-    env = Environment.real(observer, stop)
-
-    def sharing(shared: SharedStudy, files: StudyFiles, spec: StudySpec, device: Device, mark: str) -> Workers:
-        # Imported when it is asked for: most searches are on one machine.
-        from autotune.cluster.database_workers import workers_of
-
-        return workers_of(shared, files, spec, device, mark, env.clock)
-
-    return replace(env, workers=_workers, sharing=sharing)
+    return replace(Environment.real(observer, stop), workers=_workers)
 
 
 def _workers(spec: StudySpec, mark: str) -> Workers:

@@ -17,9 +17,22 @@ from autotune.base.clock import SystemClock
 from autotune.base.errors import SIGNALS, MachineError, UsageError
 from autotune.base.records import Beat, StudySpec
 from autotune.launcher import ProcessLauncher
-from autotune.launcher.elsewhere import Arrived, Gone, News, Reported, Returned, Said, Workers
-from autotune.launcher.errands import Errand, ErrandEnd, WorkerFacts
-from autotune.launcher.workplace import Workplace, WorkplaceThread, folder_of_worker, own_code
+from autotune.launcher.elsewhere import (
+    Arrived,
+    Errand,
+    ErrandEnd,
+    Gone,
+    News,
+    Reported,
+    Returned,
+    Said,
+    WorkerFacts,
+    Workers,
+    Workplace,
+    WorkplaceThread,
+    folder_of_worker,
+    own_code,
+)
 from autotune.machine.cpu_load import allowed_cores, equal_shares
 from autotune.machine.host import read_host
 from autotune.search.request import resolve_device

@@ -1,26 +1,360 @@
-"""Launches on other machines."""
+"""Launches on other machines: what goes there and back, who runs them there, and who sends them from here."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+import threading
 import uuid
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
-from autotune.base.clock import SystemClock, VirtualClock
-from autotune.base.errors import MachineError
-from autotune.base.files import write_atomic
+from pydantic import ConfigDict, Field
+
+import autotune
+from autotune.base.clock import Clock, SystemClock, VirtualClock
+from autotune.base.errors import AutotuneError, MachineError, WorkloadError
+from autotune.base.files import exclusive_lock, read_regular, write_atomic
 from autotune.base.layout import LaunchFiles, StudyFiles
-from autotune.base.records import ATTEMPTS, Beat, Fingerprint, LaunchKind, TrialResult, TrialSpec, TrialStatus
-from autotune.launcher.errands import Errand, ErrandEnd, WorkerFacts
+from autotune.base.records import (
+    ATTEMPTS,
+    Beat,
+    DataRef,
+    Fingerprint,
+    Host,
+    LaunchKind,
+    Probe,
+    Record,
+    TrialResult,
+    TrialSpec,
+    TrialStatus,
+)
+from autotune.base.version import __version__
+from autotune.launcher import Launcher
 from autotune.launcher.fork_client import LOOK_S
 from autotune.launcher.lanes import Lanes, OnBeat, Stop
-from autotune.launcher.quiet import Yardstick
 from autotune.launcher.watch import make_way, open_folder
-from autotune.workload.catalog import source_files
+from autotune.machine import page_cache
+from autotune.machine.gpu import Gpu
+from autotune.machine.host import fingerprint
+from autotune.workload.catalog import source_files, source_hash
+from autotune.workload.data import sets
+
+# What goes between a search and the workers that run its launches elsewhere: errands, and how they ended.
+
+
+class WorkerFacts(Record):
+    """What a worker has of its machine.
+
+    Attributes:
+        where: names it for people.
+        device: contract name, of which it has one. gpu: its description by NVML.
+        cores: to which its launches are pinned; empty: to none.
+    """
+
+    where: str
+    host: Host
+    device: str = "cpu"
+    gpu: Gpu | None = None
+    cores: tuple[int, ...] = ()
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """Its device, as fields of the specs of launches."""
+        env = {} if self.gpu is None else {"CUDA_VISIBLE_DEVICES": self.gpu.uuid}
+        return {"devices": (self.device,), "env": env, "cores": self.cores}
+
+
+class Errand(Record):
+    """A launch that a worker is to run for a search elsewhere. Made to be sent as JSON.
+
+    Attributes:
+        name: unique among all that the search sends: a launch that is sent again has another one.
+        study: the study's folder there. What lies below it lies below the worker's own folder here.
+        spec: with the paths and the device of the machine of the search.
+        code: the workload's file and the modules beside it, by name relative to its folder; empty: they are not files,
+            or the training is a command, whose script is seen from here under the same name.
+        script: that script. script_sha256: its `autotune.workload.catalog.source_hash`.
+        before: the launch that makes what this one starts from; it is run first if it was not run here.
+    """
+
+    model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+
+    name: str
+    study: str
+    spec: TrialSpec
+    code: dict[str, bytes] = Field(default_factory=dict)
+    script: str | None = None
+    script_sha256: str = ""
+    before: TrialSpec | None = None
+
+
+class ErrandEnd(Record):
+    """How an errand ended: with a result, or with the error because of which this worker cannot run it.
+
+    Attributes:
+        stdout, stderr: the ends of the launch's logs.
+        error: one sentence. advice: what to change.
+    """
+
+    errand: str
+    result: TrialResult | None = None
+    stdout: str = ""
+    stderr: str = ""
+    error: str | None = None
+    advice: str | None = None
+
+
+# The worker's side of a search that launches elsewhere: runs its launches here, in a folder of its own.
+
+#: Of each log of a launch, the bytes at its end that are sent back.
+LOG_BYTES = 2**20
+
+
+@cache
+def own_code() -> str:
+    """Return which autotune this is: its version, and a hash of its modules, however they are installed."""
+    folder = Path(autotune.__file__).parent
+    found = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        name = path.relative_to(folder)
+        # In a wheel, the catalogs are in the package. A workload is compared by itself.
+        if name.parts[0] != "_catalog":
+            found.update(f"{name}\0".encode() + path.read_bytes())
+    return f"{__version__}+{found.hexdigest()[:12]}"
+
+
+class Workplace:
+    """Runs launches here for one search elsewhere, one at a time.
+
+    All calls are made in one and the same thread, as with a `Launcher`, whose launches end with that thread.
+
+    Args:
+        folder: for everything that this search leaves here; removed by `close`.
+    """
+
+    def __init__(self, folder: Path, facts: WorkerFacts, launcher: Launcher, clock: Clock) -> None:
+        self.facts = facts
+        self._folder = folder
+        self._launcher = launcher
+        self._clock = clock
+        #: The data that is here, by what was asked for.
+        self._data: dict[str, DataRef] = {}
+        #: Launches that have been run for those that start from what they make.
+        self._made: set[str] = set()
+
+    def run(self, errand: Errand, *, on_beat: Callable[[Beat], None], stop: Callable[[], bool]) -> ErrandEnd:
+        """Run an errand to its end. See `Launcher.run`. An error of this machine becomes the errand's end."""
+        try:
+            self._check_script(errand)
+            code = self._written(errand)
+            before = errand.before
+            if before is not None and before.launch not in self._made:
+                self._launch(errand, before, code, lambda beat: None, stop)
+            spec, result = self._launch(errand, errand.spec, code, on_beat, stop)
+        except AutotuneError as error:
+            return ErrandEnd(errand=errand.name, error=str(error), advice=error.advice)
+        except OSError as error:
+            return ErrandEnd(errand=errand.name, error=f"{self._folder} cannot be written: {error.strerror}")
+        files = LaunchFiles(Path(spec.folder))
+        stdout, stderr = _end_of(files.stdout), _end_of(files.stderr)
+        shutil.rmtree(files.folder, ignore_errors=True)
+        return ErrandEnd(errand=errand.name, result=result, stdout=stdout, stderr=stderr)
+
+    def close(self) -> None:
+        """End the launcher, and remove the folder. May be called twice."""
+        self._launcher.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _launch(
+        self,
+        errand: Errand,
+        asked: TrialSpec,
+        code: Path | None,
+        on_beat: Callable[[Beat], None],
+        stop: Callable[[], bool],
+    ) -> tuple[TrialSpec, TrialResult]:
+        began_s = self._clock.now()
+        spec = self._here(asked, Path(errand.study), code)
+        ready_s = self._clock.now() - began_s
+        result = self._launcher.run(spec, on_beat=on_beat, stop=stop)
+        # A budget does not count how long data takes to be made or read in advance.
+        result = result.model_copy(update={"waited_s": result.waited_s + ready_s})
+        if result.check is not None and asked.check is not None and asked.check.reference:
+            self._made.add(asked.launch)
+        # What it says of its files is true of those that are sent back.
+        told = result.model_dump_json().replace(str(self._folder), errand.study)
+        return spec, TrialResult.model_validate_json(told)
+
+    def _here(self, spec: TrialSpec, study: Path, code: Path | None) -> TrialSpec:
+        """Return a spec with the paths and the device of this machine."""
+
+        def moved(path: str | None) -> str | None:
+            return None if path is None else str(self._folder / Path(path).relative_to(study))
+
+        changes: dict[str, Any] = {
+            **self.facts.place,
+            "folder": moved(spec.folder),
+            "cache_folder": moved(spec.cache_folder),
+            "data": self._data_here(spec.data),
+        }
+        if code is not None:
+            changes["workload"] = spec.workload.model_copy(update={"path": str(code)})
+        if spec.check is not None:
+            changes["check"] = spec.check.model_copy(update={"store": moved(spec.check.store)})
+        return spec.model_copy(update=changes)
+
+    def _written(self, errand: Errand) -> Path | None:
+        """Write the code that came along; return the workload's file, or ``None`` if that is where it is there, which
+        may have files beside it that are no modules."""
+        path = errand.spec.workload.path
+        if not errand.code or path is None or _is_here(Path(path), errand.code):
+            return None
+        # The module has the name of the file, and siblings are below its folder.
+        folder = self._folder / "code" / errand.spec.workload.sha256[:12]
+        for name, content in errand.code.items():
+            file = folder / name
+            if not file.exists():
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(content)
+        return folder / Path(path).name
+
+    def _check_script(self, errand: Errand) -> None:
+        if errand.script is None:
+            return
+        script = Path(errand.script)
+        if not script.is_file():
+            raise MachineError(f"there is no {script}", advice="a script is to be at the same path for all workers.")
+        if source_hash(script) != errand.script_sha256:
+            raise MachineError(f"{script} is another one there", advice="all workers are to run the same script.")
+
+    def _data_here(self, asked: DataRef) -> DataRef:
+        """Return the same data with its path here, looked at and read once.
+
+        Raises:
+            WorkloadError, MachineError: it is not here, or is other data.
+        """
+        if asked.path is None:
+            return asked
+        known = asked.model_dump_json(include={"kind", "path", "identity"})
+        if known not in self._data:
+            self._data[known] = self._found(asked)
+        return asked.model_copy(update={"path": self._data[known].path})
+
+    def _found(self, asked: DataRef) -> DataRef:
+        assert asked.path is not None
+        path = Path(asked.path)
+        if asked.kind == "generated":
+            found = sets.ensure_generated(
+                processes=self.facts.host.cores, on_progress=lambda done, total: None, clock=self._clock
+            )
+            identities = {found.identity}
+        elif not path.is_dir():
+            raise WorkloadError(f"there is no folder {path}", advice="the data is to be at one path for all workers.")
+        else:
+            found, identities = asked, set(_identities(path)) if asked.identity else {""}
+        if asked.identity not in identities:
+            raise WorkloadError(f"{path} has other data", advice="all workers are to read the same data.")
+        # So that the first launch does not read slower than the last.
+        page_cache.warm(Path(found.path or path), clock=self._clock)
+        return found
+
+
+@contextlib.contextmanager
+def folder_of_worker(parent: Path | None = None) -> Iterator[Path]:
+    """Make a folder for a worker, and remove it at the end. Folders of workers that were killed are removed first.
+
+    Args:
+        parent: ``None`` for the folder of temporary files.
+    """
+    parent = Path(tempfile.gettempdir()) if parent is None else parent
+    prefix = f"autotune-worker-{os.geteuid()}-"
+    with contextlib.ExitStack() as held:
+        # So that nobody takes a folder for a left one whose lock is not held yet.
+        with exclusive_lock(parent / f".{prefix}lock", wait=True):
+            for left in parent.glob(f"{prefix}*"):
+                with exclusive_lock(left / ".lock") as free:
+                    if free:
+                        shutil.rmtree(left, ignore_errors=True)
+            folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+            held.enter_context(exclusive_lock(folder / ".lock"))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _identities(path: Path) -> list[str]:
+    """Return the identities that a folder may have, by its layout."""
+    found = [sets.tree(path).identity]
+    with contextlib.suppress(WorkloadError):
+        found.append(sets.folder(path).identity)
+    return found
+
+
+class WorkplaceThread:
+    """A workplace in a thread of its own, so that its owner can be spoken to while an errand runs.
+
+    Args:
+        make: makes the workplace; called in that thread, which lasts until `close`.
+        tell: receives progress of an errand, by its name, and how it ended; called in that thread.
+    """
+
+    def __init__(self, make: Callable[[], Workplace], tell: Callable[[str, Beat | ErrandEnd], None]) -> None:
+        self._tell = tell
+        self._ending = threading.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="workplace")
+        self._place = self._thread.submit(make).result()
+        self.facts = self._place.facts
+
+    def begin(self, errand: Errand) -> None:
+        """Begin an errand, after the one that runs."""
+        self._ending.clear()
+        self._thread.submit(self._run, errand)
+
+    def recall(self) -> None:
+        """Have the errand end as interrupted."""
+        self._ending.set()
+
+    def close(self) -> None:
+        """End what runs, and the workplace."""
+        self._ending.set()
+        with self._thread:
+            self._thread.submit(self._place.close).result()
+
+    def _run(self, errand: Errand) -> None:
+        try:
+            end = self._place.run(errand, on_beat=partial(self._tell, errand.name), stop=self._ending.is_set)
+        except Exception as error:  # in a thread nobody would see it
+            end = ErrandEnd(errand=errand.name, error=f"an error inside autotune: {type(error).__name__}: {error}")
+        self._tell(errand.name, end)
+
+
+def _is_here(path: Path, code: Mapping[str, bytes]) -> bool:
+    """Return whether a file and the modules beside it are the same here."""
+    try:
+        return path.is_file() and source_files(path) == code
+    except AutotuneError:
+        return False
+
+
+def _end_of(path: Path) -> str:
+    try:
+        return read_regular(path, LOG_BYTES, tail=True).decode(errors="replace")
+    except (OSError, AutotuneError):
+        return ""
+
+
+# Launches on other machines.
 
 # What a search asks of workers on other machines, and what they report.
 
@@ -105,9 +439,6 @@ class Workers(ABC):
             keep_away: its machine is not fit for this search, so no other worker is wanted there.
         """
 
-    def explain(self, worker: str, why: str) -> None:  # noqa: B027
-        """Tell a worker why it is going to be dismissed for good, for those who look there. Need not do anything."""
-
     @abstractmethod
     def close(self) -> None:
         """Dismiss all, and release what is kept. May be called twice."""
@@ -147,6 +478,49 @@ def _maker(spec: TrialSpec, files: StudyFiles) -> TrialSpec | None:
             if check is not None and check.reference and check.seed == 0 and check.store == spec.check.store:
                 return made
     return None
+
+
+# The kind of machine that a study on other machines is for.
+
+
+_DATA = ("data_kind", "data_identity", "data_store")
+
+
+class Yardstick:
+    """Compares the machines of workers. The first worker tells by its probes what machine the study is for.
+
+    Args:
+        known: the machine that the study is tied to; ``None`` for a new study.
+
+    Attributes:
+        probe: the last probe of the study; ``None`` before the first.
+    """
+
+    def __init__(self, known: Fingerprint | None) -> None:
+        self.probe: TrialSpec | None = None
+        self._machine = known
+        # The worker has compared the data, and the search itself compares a study's code with what it was.
+        self._apart: tuple[str, ...] = (*_DATA, "workload_sha256")
+
+    def why_not(self, facts: WorkerFacts, found: Probe, spec: TrialSpec | None, *, is_known: bool) -> str | None:
+        """Return why a worker is not fit for the study, as a clause; ``None`` if it is.
+
+        Args:
+            found: by a probe there.
+            spec: of that probe, if it is one of the study, by which others are measured from then on.
+            is_known: the worker has been found fit before.
+        """
+        asked = self.probe if spec is None else spec
+        assert asked is not None
+        machine = fingerprint(found, facts.host, facts.gpu, asked.data)
+        rows = [] if self._machine is None or is_known else self._machine.differences(machine)
+        rows = [row for row in rows if row[0] not in self._apart]
+        if rows:
+            text = "; ".join(f"{name}: {theirs} instead of {ours}" for name, ours, theirs in rows)
+            return f"its machine is of another kind ({text})"
+        if spec is not None:
+            self.probe, self._machine, self._apart = spec, machine, _DATA
+        return None
 
 
 # Launches on other machines: lanes whose launches are run by workers that come and go.
@@ -399,7 +773,6 @@ class RemoteLanes(Lanes):
             found[1].worker = None
             if self._ending_until_s is not None:
                 self._finish(*found, _interrupted(found[1].spec), None)
-        self.workers.explain(worker.name, why)
         self._dismiss(worker, keep_away=True)
 
     def _dismiss(self, worker: _Worker, *, keep_away: bool) -> None:

@@ -49,11 +49,6 @@ def check_request(spec: StudySpec) -> WorkloadRef:
         raise UnknownNameError("sampler", spec.sampler, SAMPLERS)
     if spec.on is None and spec.on_resources:
         raise UsageError("--on-resources is for a cluster", advice="--on ray://HOST:10001 names it.")
-    if spec.workers is not None and spec.on is None and spec.storage is None:
-        raise UsageError(
-            "--workers is for a cluster, or for machines that share a database",
-            advice="--on ray://HOST:10001 names the one, --storage the other.",
-        )
     if spec.on is not None and (spec.devices is not None or spec.ranks > 1):
         raise UsageError(
             "--on searches for a training on one device of a cluster, which Ray chooses",

@@ -34,9 +34,8 @@ from autotune.base.records import (
 )
 from autotune.knobs.num_workers import WORKERS
 from autotune.launcher import Launcher, ProcessLauncher
-from autotune.launcher.elsewhere import RemoteLanes, Workers
+from autotune.launcher.elsewhere import RemoteLanes, WorkerFacts, Workers
 from autotune.launcher.entering import flags_of
-from autotune.launcher.errands import WorkerFacts
 from autotune.launcher.lanes import ThreadLanes
 from autotune.machine.host import fingerprint, read_host
 from autotune.machine.nvml import kept_open
@@ -77,8 +76,7 @@ class Environment:
         launcher: makes the launcher of a study from the mark of its processes and the number of its devices; of several
             devices, `Lanes`.
         workers: makes the workers of a study that launches elsewhere, from its request and the mark of its processes.
-        sharing: makes those of a study on which other machines work, too, from the study, its device here, and the mark
-            of its processes. ``None``: here no search can have any.
+            ``None``: here no search can have any.
     """
 
     observer: Observer
@@ -86,7 +84,6 @@ class Environment:
     stop: Callable[[], int | None]
     launcher: Callable[[str, int], Launcher]
     workers: Callable[[StudySpec, str], Workers] | None = None
-    sharing: Callable[[SharedStudy, StudyFiles, StudySpec, Device, str], Workers] | None = None
 
     @classmethod
     def real(cls, observer: Observer | None = None, stop: Callable[[], int | None] = lambda: None) -> Environment:
@@ -129,8 +126,8 @@ class Run:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether launches may run on other machines."""
-        return self.away is not None or self.spec.workers is not None
+        """Whether launches run on other machines."""
+        return self.away is not None
 
     @property
     def host(self) -> Host:
@@ -195,37 +192,22 @@ def run_of(files: StudyFiles, spec: StudySpec, ref: WorkloadRef, env: Environmen
             shared = SharedStudy(database, spec.mark, patience)
         if spec.on is None:
             devices = resolve_devices(spec)
-            if shared is not None and spec.workers is not None:
-                launcher = _with_others(files, spec, env, devices[0], mark, shared)
-            else:
-                launcher = env.launcher(mark, len(devices))
+            launcher = env.launcher(mark, len(devices))
             ends.callback(launcher.close)
             yield Run(files, spec, ref, env, launcher, budget, devices, shared=shared)
             return
         if env.workers is None:
             raise UsageError(f"--on {spec.on} is for `autotune search` and `autotune resume`", advice="leave it out.")
-        lanes = _remote_lanes(files, env, env.workers(spec, mark))
+        then = read_conditions(files)
+        assert isinstance(env.clock, SystemClock | VirtualClock)
+        known = None if then is None else then.fingerprint
+        lanes = RemoteLanes(env.workers(spec, mark), files.folder, env.clock, env.observer.says, known)
         ends.callback(lanes.close)
         run = Run(files, spec, ref, env, lanes, budget, (), shared=shared)
         # What the first worker waits for is not the search's time.
         facts, _ = run.uncounted(lambda: lanes.first(run.raise_if_stopped))
         devices = (Device(facts.device, facts.gpu, cores=facts.cores),) * lanes.count
         yield replace(run, devices=devices, away=facts)
-
-
-def _with_others(
-    files: StudyFiles, spec: StudySpec, env: Environment, device: Device, mark: str, shared: SharedStudy
-) -> Launcher:
-    """Return a launcher whose lanes are this machine's device and those of the workers that come."""
-    if env.sharing is None:
-        raise UsageError("--workers is for `autotune search` and `autotune resume`", advice="leave it out.")
-    return _remote_lanes(files, env, env.sharing(shared, files, spec, device, mark))
-
-
-def _remote_lanes(files: StudyFiles, env: Environment, workers: Workers) -> RemoteLanes:
-    then = read_conditions(files)
-    assert isinstance(env.clock, SystemClock | VirtualClock)
-    return RemoteLanes(workers, files.folder, env.clock, env.observer.says, None if then is None else then.fingerprint)
 
 
 # The setup of a search before its first trial: data, probe and legal space.
@@ -385,7 +367,6 @@ def _first_conditions(run: Run) -> LaunchConditions:
     # A script has options of its own for its data.
     elif spec.data != "generated" and spec.command is None:
         data = DataRef(kind="folder", path=str(absolute(spec.data)))
-    others = 0 if spec.on is not None or spec.workers is None else spec.workers - 1
     return LaunchConditions(
         workload=run.ref,
         data=data,
@@ -399,8 +380,7 @@ def _first_conditions(run: Run) -> LaunchConditions:
         env=_place(run.target, spec.ranks if spec.command is None else _cards_of_script(run)).env,
         ranks=spec.ranks,
         cores=run.target.cores,
-        # Each worker has a device of its own, and takes that.
-        beside=(*map(_place, run.devices[1:]), *[_place(run.target)] * others),
+        beside=tuple(map(_place, run.devices[1:])),
     )
 
 

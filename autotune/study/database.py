@@ -457,27 +457,6 @@ class SharedStudy:
         assert name is not None
         return self._transaction(lambda connection: ask(connection, name))
 
-    def is_there(self) -> bool:
-        """Whether the database has the study, asked once.
-
-        Raises:
-            LostConnection: it does not answer.
-        """
-        if self._name is None:
-            with self.database.engine.begin() as connection:
-                self._name = connection.execute(self._named).scalar_one_or_none()
-        return self._name is not None
-
-    def at_once(self, act: Callable[[sqlalchemy.Connection, str], _T]) -> _T:
-        """Do something in a transaction, asked once, where others are not to wait for an answer.
-
-        Raises:
-            LostConnection: the database does not answer. It may have been done.
-        """
-        assert self._name is not None
-        with self.database.engine.begin() as connection:
-            return act(connection, self._name)
-
     def _transaction(self, act: Callable[[sqlalchemy.Connection], _T]) -> _T:
         def once(_again: bool) -> _T:
             with self.database.engine.begin() as connection:

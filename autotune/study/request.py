@@ -385,7 +385,7 @@ OPTIONS = (
     SearchOption(
         "workers",
         WHOLE,
-        "With --on: how many there, instead of all. With --storage: how many devices at once, of `autotune work` too.",
+        "With --on: how many there, instead of all.",
         "workers",
         metavar="N",
         minimum=1,
@@ -567,10 +567,8 @@ def _refuse_contradictions(spec: StudySpec) -> None:
             "--devices searches for a training on one device, and --nproc-per-node for one on several",
             advice="leave one of them out.",
         )
-    if spec.workers is not None and (spec.devices is not None or spec.ranks > 1):
-        raise UsageError(
-            "with --workers, each machine has one device", advice="leave --devices and --nproc-per-node out."
-        )
+    if spec.workers is not None and spec.on is None:
+        raise UsageError("--workers is for a cluster", advice="--on ray://HOST:10001 names it.")
     if spec.epochs is not None and spec.samples is not None:
         raise UsageError("--epochs and --samples both say how long the training is", advice="leave one of them out.")
     stated = spec.baseline.get("batch_size")

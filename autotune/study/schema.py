@@ -10,10 +10,8 @@ from collections.abc import Callable, Sequence
 
 from sqlalchemy import (
     BigInteger,
-    Boolean,
     Column,
     Connection,
-    DateTime,
     Double,
     Integer,
     MetaData,
@@ -27,7 +25,6 @@ from sqlalchemy import (
     text,
     update,
 )
-from sqlalchemy.dialects.mysql import LONGTEXT
 
 #: Of a study, a launch, a knob. MySQL has no keys of texts without a limit.
 _NAME = String(200)
@@ -90,43 +87,6 @@ ENTRANTS = Table(
     Column("first_step_s", Double),
     Column("peak_memory_bytes", BigInteger),
     Column("config", Text),
-)
-#: Texts without a limit; MySQL's usual ones have 64 KiB.
-_LONG = Text().with_variant(LONGTEXT(), "mysql")
-_WHEN = DateTime(timezone=True)
-#: The search of a study, while one runs: when it was last heard of, by the database's clock, and which code it runs.
-SEARCHES = Table(
-    "autotune_searches",
-    _METADATA,
-    Column("study", _NAME, primary_key=True),
-    Column("search", String(200), nullable=False),
-    Column("code", String(200), nullable=False),
-    Column("beat_at", _WHEN),
-    Column("is_done", Boolean, nullable=False),
-)
-#: Those who offer to run launches of a study: when they were last heard of, and why they are not used any more.
-WORKERS = Table(
-    "autotune_workers",
-    _METADATA,
-    Column("worker", String(64), primary_key=True),
-    Column("study", _NAME, nullable=False, index=True),
-    Column("facts", _LONG, nullable=False),
-    Column("beat_at", _WHEN),
-    Column("said", Text),
-    Column("left", Text),
-    Column("refused", Text),
-)
-#: Launches that workers are to run, each of one worker: what it reports, and how it ended.
-ERRANDS = Table(
-    "autotune_errands",
-    _METADATA,
-    Column("errand", String(64), primary_key=True),
-    Column("study", _NAME, nullable=False, index=True),
-    Column("worker", String(64), nullable=False, index=True),
-    Column("request", _LONG, nullable=False),
-    Column("is_recalled", Boolean, nullable=False),
-    Column("beat", _LONG),
-    Column("ended", _LONG),
 )
 #: Tables with a row for each launch, or several.
 OF_LAUNCHES = (LAUNCHES, SETTINGS, ENTRANTS)
@@ -198,13 +158,13 @@ def _name_studies(connection: Connection) -> None:
     connection.execute(insert(_VERSION).values(version=1))
 
 
-def _let_others_work(connection: Connection) -> None:
-    """From version 1, in which a study was worked on by its search alone."""
-    _METADATA.create_all(connection, [SEARCHES, WORKERS, ERRANDS])
+def _unchanged(connection: Connection) -> None:
+    """From version 1. Version 2 brought tables for workers on other machines, which nothing uses any more: where they
+    are there, they stay."""
 
 
 #: Step N leads from version N to version N + 1.
-_STEPS: Sequence[Callable[[Connection], None]] = (_name_studies, _let_others_work)
+_STEPS: Sequence[Callable[[Connection], None]] = (_name_studies, _unchanged)
 #: The version of our tables that this autotune reads and writes.
 VERSION = len(_STEPS)
 

@@ -15,7 +15,7 @@ from .conftest import Project
 
 #: Commands of the public contract.
 CONTRACT = {
-    *("search", "resume", "export", "show", "report", "storage", "work", "studies", "space"),
+    *("search", "resume", "export", "show", "report", "storage", "studies", "space"),
     *("verify", "train", "run", "doctor", "init", "daemon", "submit", "jobs", "profiles", "rank"),
 }
 

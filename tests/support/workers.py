@@ -9,9 +9,7 @@ from pathlib import Path
 from autotune.base.clock import VirtualClock
 from autotune.base.records import Beat
 from autotune.launcher import Launcher
-from autotune.launcher.elsewhere import Arrived, Gone, News, Reported, Returned, Workers
-from autotune.launcher.errands import Errand, WorkerFacts
-from autotune.launcher.workplace import Workplace
+from autotune.launcher.elsewhere import Arrived, Errand, Gone, News, Reported, Returned, WorkerFacts, Workers, Workplace
 from tests.support.makers import make_host
 
 

@@ -22,8 +22,7 @@ class StudySpec(Record):
         device: ``auto`` or a contract name. devices: several, on which trials run side by side, as they were typed.
         on: the cluster on whose nodes launches run: ``ray://HOST:PORT``, or ``ray`` for the one of this machine;
             ``None``: here. on_resources: what each worker asks for there.
-        workers: how many work there at most; of a study with a `storage`, how many devices at once, this machine's and
-            those of ``autotune work``.
+        workers: how many work there at most.
         command: the script to tune as it stands; ``None`` for a workload. `model` is then what it is called.
         samples_per_step: of a script, where they cannot be seen; ``None``: as its loader tells.
         flags, output_flag, scratch: of a script, ``--map`` and where it writes; see `CommandRef`.
