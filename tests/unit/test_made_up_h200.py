@@ -1,0 +1,25 @@
+"""A whole search on the made-up card of the benchmarks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.made_up_h200 import IMAGE_BYTES, Card, search
+
+
+def test_a_search_finds_what_the_card_has(tmp_path: Path) -> None:
+    launcher, outcome = search(Card(), 100.0, 0, tmp_path)
+    best, own = outcome.best, outcome.best_same_batch
+    assert best.speedup > 2.5 and own.config["batch_size"] == 32 and outcome.elapsed_s <= 105
+    assert {best.config["precision"], best.config["memory_format"]} <= {"bf16", "fp16", "channels_last"}
+    assert best.config["pin_memory"] and best.samples_per_second <= Card().receiver_per_s * 1.01
+    began = [began_s for began_s, _, _ in launcher.log]
+    assert began == sorted(began) and launcher.log[0][1].launch == "probe-1"
+
+
+def test_copies_from_pinned_memory_are_beside_the_kernels() -> None:
+    config = {"precision": "bf16", "optimizer_impl": "fused", "batch_size": 512, "num_workers": 4}
+    pinned, pageable = ({**config, "pin_memory": pins} for pins in (True, False))
+    card, batch_bytes = Card(), 512 * IMAGE_BYTES
+    assert card.trained_s(pageable) - card.step_s(pageable) > batch_bytes / 10e9
+    assert card.trained_s(pinned) - card.step_s(pinned) < batch_bytes / 20e9 * 1.01
