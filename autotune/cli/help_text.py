@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 # The options of a program, as far as its help text tells them: in the styles of argparse and click.
 
@@ -80,6 +81,70 @@ def _option(head: str, more: str) -> HelpOption:
     return HelpOption(tuple(names), value, choices, " ".join(more.split()))
 
 
+# How help lists options and commands: by the question that they answer.
+
+#: Options of a search by panel, those that most need first. What is in none of them stands in the last.
+OPTION_PANELS: dict[str, tuple[str, ...]] = {
+    "Most used": (
+        *("model", "data", "budget", "batch_size", "keep_batch_size", "set", "fix", "objective", "device", "study"),
+    ),
+    "What is trained": (
+        *("arg", "image_size", "global_batch", "nproc_per_node"),
+        *("store_latency", "store_bandwidth", "store_cache"),
+    ),
+    "A script": ("script", "map", "output_flag", "scratch", "samples_per_step", "rate", "rate_file"),
+    "What to try": ("baseline", "memory_limit", "trials", "sampler", "seed"),
+    "Other goals": ("require", "epochs", "samples", "price_per_hour"),
+    "Other machines": ("devices", "on", "on_resources", "workers", "storage", "allow_busy"),
+    "Output": (),
+}
+#: Commands by panel. Each is in one.
+COMMAND_PANELS: dict[str, tuple[str, ...]] = {
+    "Search": ("search", "resume", "space", "init", "doctor"),
+    "Results": ("report", "show", "rank", "studies", "profiles", "export"),
+    "Training": ("train", "run", "verify"),
+    "Queues and databases": ("submit", "jobs", "daemon", "storage"),
+}
+
+
+def _write_panels(ctx: Any, formatter: Any, options: Sequence[Any]) -> None:
+    """Write options in their panels."""
+    left = {one.name: row for one in options if (row := one.get_help_record(ctx)) is not None}
+    last = list(OPTION_PANELS)[-1]
+    for title, names in OPTION_PANELS.items():
+        rows = [left.pop(name) for name in (list(left) if title == last else names) if name in left]
+        if rows:
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+class InPanels(TyperCommand):
+    """A command that lists its options in panels."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments, and the options by panel."""
+        own = self.get_params(ctx)
+        arguments = [row for one in own if not _is_option(one) and (row := one.get_help_record(ctx)) is not None]
+        if arguments:
+            with formatter.section("Arguments"):
+                formatter.write_dl(arguments)
+        _write_panels(ctx, formatter, [one for one in own if _is_option(one)])
+
+
+class CommandsInPanels(TyperGroup):
+    """A group that lists its commands in panels."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands by panel, each on one line."""
+        for title, names in COMMAND_PANELS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(limit=70)) for name in names])
+
+
+def _is_option(one: Any) -> bool:
+    return bool(one.param_type_name == "option")
+
+
 # Commands that take the options of another one, too, and list them in their help.
 
 #: Settings of such a command: what it does not know itself is left to the other one's parser.
@@ -91,7 +156,7 @@ def also_takes(other: str, heading: str) -> type[TyperCommand]:
 
     Args:
         other: the other command's name.
-        heading: stands above its options.
+        heading: stands above its options, in panels.
     """
 
     class Both(TyperCommand):
@@ -106,8 +171,9 @@ def also_takes(other: str, heading: str) -> type[TyperCommand]:
             super().format_options(ctx, formatter)
             own = {one.name for one in self.params}
             beyond = [one for one in ctx.parent.command.commands[other].params if one.name not in own]
-            rows = [row for one in beyond if (row := one.get_help_record(ctx)) is not None]
-            with formatter.section(heading):
-                formatter.write_dl(rows)
+            formatter.write_paragraph()
+            formatter.write_text(heading)
+            with formatter.indentation():
+                _write_panels(ctx, formatter, [one for one in beyond if _is_option(one)])
 
     return Both

@@ -6,20 +6,23 @@ import contextlib
 import errno
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from autotune.base.errors import KINDS, AutotuneError, InterruptedSearch, MachineError, ResumeRefusedError, UsageError
 from autotune.base.version import __version__
+from autotune.cli.help_text import BEYOND, CommandsInPanels, InPanels, also_takes
 from autotune.cli.output import flush_streams, prepare_streams
 
 _CODES = ["0 done", "1 a promise is not kept (verify)", *(f"{kind.exit_code} {kind.stands_for}" for kind in KINDS)]
 _CODES.append("130 interrupted by Ctrl-C, 143 by SIGTERM (resume goes on)")
 app = typer.Typer(
     name="autotune",
+    cls=CommandsInPanels,
     help="Find the fastest way to run a PyTorch training on this machine.",
     epilog=f"Exit codes: {', '.join(_CODES)}.",
     no_args_is_help=True,
@@ -55,28 +58,32 @@ def _register() -> None:
         train,
         verify,
     )
-    from autotune.cli.help_text import BEYOND, also_takes
 
-    app.command()(search.search)
-    app.command()(resume.resume)
-    app.command()(export.export)
-    app.command()(show.show)
-    app.command(name="report")(report.command)
-    app.command(name="rank")(rank.command)
-    app.command()(studies.studies)
-    app.command()(space.space)
-    app.command(name="storage")(storage.command)
-    app.command(name="init", cls=init.TakesCommand)(init.command)
-    app.command()(train.train)
-    app.command(name="run", context_settings=run.TAKES_COMMAND)(run.command)
-    app.command(name="verify")(verify.command)
-    app.command(name="doctor")(doctor.command)
-    takes_both = also_takes("search", "Options of autotune search")
-    usage = "[MATRIX.yaml] [OPTIONS]"
-    app.command(name="submit", cls=takes_both, context_settings=BEYOND, options_metavar=usage)(submit.command)
-    app.add_typer(jobs.app, name="jobs")
-    app.add_typer(profiles.app, name="profiles")
-    app.add_typer(daemon.app, name="daemon")
+    def add(
+        name: str, command: Callable[..., None], says: str, cls: type[TyperCommand] | None = None, **more: Any
+    ) -> None:
+        app.command(name=name, cls=cls, short_help=says, **more)(command)
+
+    add("search", search.search, "Find the fastest way to run a training on this machine.", InPanels)
+    add("resume", resume.resume, "Go on with a study where it stands.")
+    add("space", space.space, "What a search would try here, and why not the rest.", InPanels)
+    add("init", init.command, "Write a workload, or a script's file, to start from.", init.TakesCommand)
+    add("doctor", doctor.command, "What this machine can do, and what limits it.")
+    add("report", report.command, "The answer of a study; with --full its whole story.")
+    add("show", show.show, "The trials and heats of a study.")
+    add("rank", rank.command, "A study ranked by another objective, nothing launched.")
+    add("studies", studies.studies, "The studies of a folder.")
+    add("export", export.export, "The profile for autotune, or for another trainer.")
+    add("train", train.train, "Train with a profile; the rate against what it promises.")
+    add("run", run.command, "Run a script with a profile, the script untouched.", context_settings=run.TAKES_COMMAND)
+    add("verify", verify.command, "Whether a profile still keeps its promise.")
+    takes_both = also_takes("search", "What a search takes:")
+    usage, says = "[MATRIX.yaml] [OPTIONS]", "Leave a search to the daemon, or to Slurm."
+    add("submit", submit.command, says, takes_both, context_settings=BEYOND, options_metavar=usage)
+    add("storage", storage.command, "A database in which several machines keep studies.")
+    app.add_typer(jobs.app, name="jobs", short_help="The jobs of the daemon and of Slurm.")
+    app.add_typer(profiles.app, name="profiles", short_help="The profiles in force, by training and hardware.")
+    app.add_typer(daemon.app, name="daemon", short_help="Searches that wait for a quiet machine.")
 
 
 def _version(wanted: bool) -> None:

@@ -239,6 +239,10 @@ _COMPLETIONS: dict[str, Callable[..., list[str]]] = {
 }
 
 
+#: What stands for a value in help texts, by its kind.
+_METAVARS: dict[type, str] = {int: "N", str: "NAME", Path: "FOLDER"}
+
+
 def typer_option(one: SearchOption, *, help_: str | None = None, default: Any = ...) -> Any:
     """Return an option of a search as a Typer option.
 
@@ -250,7 +254,7 @@ def typer_option(one: SearchOption, *, help_: str | None = None, default: Any = 
         default,
         one.flag,
         help=help_ or one.help,
-        metavar=one.metavar,
+        metavar=one.metavar or _METAVARS.get(one.spelling.kind),
         min=one.minimum,
         autocompletion=_COMPLETIONS.get(one.name),
     )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 import pytest
 import typer
 
 from autotune.cli import main
+from autotune.cli.help_text import COMMAND_PANELS, OPTION_PANELS
 from autotune.cli.main import run
 
 from .conftest import Project
@@ -48,14 +50,23 @@ def test_every_command_and_option_says_what_it_is_for(
             assert parameter.help, f"{name} {parameter.name} has no help"
 
 
-def test_the_list_names_every_command_with_its_sentence(
-    commands: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_lists_each_thing_once_in_its_panel(commands: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    listed = [name for names in COMMAND_PANELS.values() for name in names]
+    assert sorted(listed) == sorted(commands)
+    options = {parameter.name for parameter in commands["search"].params}
+    named = [name for names in OPTION_PANELS.values() for name in names]
+    assert len(named) == len(set(named)) and options >= set(named)
     capsys.readouterr()
+    assert run(["search", "--help"]) == 0
+    text = capsys.readouterr().out
+    for one in commands["search"].params:
+        if one.param_type_name == "option":
+            assert len(re.findall(rf"^  {one.opts[-1]}(?![\w-])", text, re.MULTILINE)) == 1, one.opts
+    assert text.index("--model ") < text.index("--arg ") < text.index("--json ")
     assert run(["--help"]) == 0
     text = capsys.readouterr().out
-    for name, command in commands.items():
-        assert name in text and inspect.cleandoc(str(command.help)).split(".", maxsplit=1)[0][:30] in text
+    for name in commands:
+        assert re.search(rf"^  {name} +\w[^.]{{15,}}\.$", text, re.MULTILINE), name
     assert "Exit codes" in text
 
 
