@@ -52,7 +52,7 @@ from autotune.search.request import check_request
 from autotune.search.setup import run_of, set_up
 from autotune.space import Space, canonical, device_part, key, loader_part
 from autotune.stats import Rate
-from autotune.study.heats import run_heat
+from autotune.study.history import run_heat
 from autotune.study.launches import BUSY_FRACTION, LaunchConditions
 from benchmarks.designs import DESIGNS, Design, heats
 from benchmarks.launching import WORKLOADS, run

@@ -21,7 +21,7 @@ from autotune.base.layout import LaunchFiles
 from autotune.base.records import Measurement, Phase, TrialSpec, TrialStatus
 from autotune.child.script_process import FRAMES, ScriptKilled
 from autotune.knobs import refused_knob
-from autotune.machine import compilers, system
+from autotune.machine import host, system
 from autotune.machine.host import shared_memory
 from autotune.space.formatting import phrase
 from autotune.training.step import step_plan
@@ -40,14 +40,14 @@ _UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 
 _TRITON = "install the version of Triton that belongs to this PyTorch."
 _NO_TYPES = {
-    "InvalidCxxCompiler": compilers.NO_CXX_COMPILER.advice,
+    "InvalidCxxCompiler": host.NO_CXX_COMPILER.advice,
     "TritonMissing": _TRITON,
     "GPUTooOldForTriton": "torch.compile needs a card of compute capability 7.0 or above.",
 }
 _TEXTS = {
-    "Failed to find C compiler": compilers.NO_C_COMPILER.advice,
-    "Failed to find C++ compiler": compilers.NO_CXX_COMPILER.advice,
-    "No working C++ compiler found": compilers.NO_CXX_COMPILER.advice,
+    "Failed to find C compiler": host.NO_C_COMPILER.advice,
+    "Failed to find C++ compiler": host.NO_CXX_COMPILER.advice,
+    "No working C++ compiler found": host.NO_CXX_COMPILER.advice,
     "Cannot find a working triton installation": _TRITON,
     "libcuda.so cannot found": "run ldconfig, or set TRITON_LIBCUDA_PATH to the folder of libcuda.so.",
     "Cannot find ptxas": _TRITON,
@@ -96,8 +96,8 @@ def cannot_compile(links: Sequence[BaseException], text_of: Callable[[BaseExcept
             if found is not None:
                 return found
         if _TRITONS_BUILD.search(f"{name}: {text}"):
-            if compilers.python_header(os.environ) is None:
-                lack = compilers.no_python_header()
+            if host.python_header(os.environ) is None:
+                lack = host.no_python_header()
                 return CannotCompile(lack.what, lack.advice)
             return CannotCompile("the C compiler failed to build Triton's launcher", "its words are in stderr.log.")
     return None
@@ -122,7 +122,7 @@ def _raised_inside(error: BaseException) -> bool:
 
 def _advice(absent: re.Match[str]) -> str:
     if absent["header"] == "Python.h":
-        return compilers.no_python_header().advice
+        return host.no_python_header().advice
     what = absent["header"] or (f"the library {absent['library']}" if absent["library"] else absent["program"])
     return f"install what provides {what}."
 

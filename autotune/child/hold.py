@@ -21,14 +21,13 @@ from autotune.base.records import Hold, HoldPlan, Phase, TrialSpec, TrialStatus
 from autotune.child.failure import classify
 from autotune.child.launch import Beats, Launch
 from autotune.child.loop import StepEnd, checked, rate_between
-from autotune.child.surroundings import card_of
+from autotune.child.windows import card_of
 from autotune.knobs.compile_mode import compiles
 from autotune.machine.gpu import CardWatch
 from autotune.training.feed import length_of
 from autotune.training.step import Step, at_once, autocast, build, data_of, move, samples_in, split, step_plan
 from autotune.workload import contract
-from autotune.workload.contract import Context, Workload
-from autotune.workload.wrapping import innermost
+from autotune.workload.contract import Context, Workload, innermost
 
 # The sample of a data set that takes the most memory: named by the workload, or looked for.
 

@@ -40,8 +40,8 @@ from autotune.base.version import __version__
 from autotune.child.script_launches import probe_of
 from autotune.child.script_process import LOOK_S, tell
 from autotune.child.script_turns import ScriptTurns, TurnPlan
-from autotune.child.surroundings import Watcher
 from autotune.child.trail import DeliveryLog, SeenStep, Trail, told_deliveries
+from autotune.child.windows import Watcher
 from autotune.knobs import KNOBS, Scope, spell
 from autotune.knobs.compile_mode import GUESS_S, mode_of
 from autotune.knobs.num_workers import WORKERS, workers_of

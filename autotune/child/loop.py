@@ -21,8 +21,7 @@ from autotune.base.clock import Clock
 from autotune.base.records import Measurement, MeasurePlan, Phase, TrialSpec, Window
 from autotune.child.failure import Diverged, Slow
 from autotune.child.launch import Beats, Launch
-from autotune.child.surroundings import Watcher, cards_of, processors_of, reason_to_discard
-from autotune.child.windows import Block, Timed, Windows
+from autotune.child.windows import Block, Timed, Watcher, Windows, cards_of, processors_of, reason_to_discard
 from autotune.knobs.compile_mode import compiles
 from autotune.machine.host import tree_memory_bytes
 from autotune.training.exchange import largest

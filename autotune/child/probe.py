@@ -22,11 +22,11 @@ from autotune.base.clock import Clock
 from autotune.base.errors import UsageError
 from autotune.base.records import DataRef, Phase, Probe, TrialSpec
 from autotune.child.launch import Beats, Launch, available_on
-from autotune.child.surroundings import card_of
+from autotune.child.windows import card_of
 from autotune.knobs.alloc_conf import expands, limits_splitting
 from autotune.knobs.memory_format import has_images, has_volumes, mixes_formats, shares_memory
 from autotune.knobs.optimizer_impl import impls_offered, own_impl
-from autotune.machine import compilers
+from autotune.machine import host
 from autotune.training.feed import Collate, length_of
 from autotune.training.step import build, data_of, first_batch, open_loader
 from autotune.workload import contract
@@ -277,9 +277,9 @@ def compiler_here(major: int | None) -> tuple[str | None, str | None]:
         major: of the card's compute capability; ``None`` for a CPU.
     """
     cuda = major is not None
-    path = compilers.c_compiler(os.environ) if cuda else compilers.cxx_compiler(os.environ)
+    path = host.c_compiler(os.environ) if cuda else host.cxx_compiler(os.environ)
     if path is None:
-        lack = compilers.NO_C_COMPILER if cuda else compilers.NO_CXX_COMPILER
+        lack = host.NO_C_COMPILER if cuda else host.NO_CXX_COMPILER
         return None, f"{lack.what}: {lack.advice.rstrip('.')}"
     if major is None:
         return path, None

@@ -34,9 +34,8 @@ from autotune.child.failure import LEAVES, SKIPS, Disturbed, Slow, Unlike
 from autotune.child.launch import Beats
 from autotune.child.probe import compiler_here, native_bf16
 from autotune.child.script_process import KeptScript, ScriptProcess, commands_pipe, never_inside, too_short, under
-from autotune.child.surroundings import Watcher, cards_of, processors_of, reason_to_discard
 from autotune.child.trail import NONE_INSIDE, DeliveryLog, Pauses, SeenLoader, SeenStep, Trail, Trained, refused_by
-from autotune.child.windows import Block, Timed, Windows
+from autotune.child.windows import Block, Timed, Watcher, Windows, cards_of, processors_of, reason_to_discard
 from autotune.knobs import KNOBS, answer_to
 from autotune.knobs.alloc_conf import expands, limits_splitting
 from autotune.knobs.batch_size import KNOB as BATCH_SIZE

@@ -26,9 +26,9 @@ from autotune.child.script_process import (
     too_short,
     wait_for_all,
 )
-from autotune.child.surroundings import Watcher, cards_of, reason_to_discard
 from autotune.child.trail import NONE_INSIDE, SeenStep, Trained
 from autotune.child.turns import LEAST_STEPS, SETTLED_S, race
+from autotune.child.windows import Watcher, cards_of, reason_to_discard
 from autotune.knobs import refused_knob
 from autotune.knobs.num_workers import workers_of
 from autotune.knobs.prefetch_factor import prefetch_of

@@ -17,7 +17,7 @@ from autotune.base.records import Heat, HeatPlan, Phase, TrialSpec, TrialStatus,
 from autotune.child.failure import Disturbed, classify
 from autotune.child.launch import Beats, Launch, order_seed
 from autotune.child.loop import checked
-from autotune.child.surroundings import Watcher, cards_of, reason_to_discard
+from autotune.child.windows import Watcher, cards_of, reason_to_discard
 from autotune.knobs import shares
 from autotune.knobs.compile_mode import eager
 from autotune.space import delivery_part, is_loaders, why_apart

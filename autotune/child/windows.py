@@ -1,15 +1,289 @@
-"""The windows of one launch: which of them count, their rate, and when to stop measuring."""
+"""The windows of one launch: which of them count, what went on around them, and when to stop measuring."""
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, median
+from pathlib import Path
+from statistics import fmean, mean, median
 
 from autotune import stats
-from autotune.base.records import MeasurePlan, Window
+from autotune.base.clock import Clock
+from autotune.base.records import MeasurePlan, Surroundings, TrialSpec, Window
 from autotune.child.failure import Disturbed
-from autotune.child.surroundings import LASTING, is_slowed, what_went_on
+from autotune.machine.cpu_load import CpuWatch, Rapl, Stops
+from autotune.machine.gpu import LASTING_SLOWDOWN, SLOWDOWNS, CardReading, CardWatch
+
+# What went on around a window on this machine.
+
+# Tells a launch's own processes on a card from others.
+
+
+class Sharing:
+    """Tells this launch's processes on its card from others, by when they came.
+
+    No pid is compared with one of our own. Inside a container a process does not know the pids by which the driver
+    lists it, and a driver may list processes by the container's pids and report their use of the SMs by the host's.
+
+    Args:
+        present: pids that the driver lists before this launch uses the card; ``None`` if it lists none.
+        computing: pids for which the driver reports use of the SMs before that.
+    """
+
+    def __init__(self, present: Iterable[int] | None, computing: Iterable[int] | None) -> None:
+        self._before = None if present is None else frozenset(present)
+        self._computed_before = frozenset(computing or ())
+        self._listed: frozenset[int] | None = None
+        self._recognized: frozenset[int] = frozenset()
+        self._settled = False
+        #: Processes that came during start-up beside ours, and cannot be told from it.
+        self._extra = 0
+        self._last_percent: int | None = None
+
+    def settle_in(self, present: Iterable[int] | None) -> None:
+        """Note that this launch is on the card now: processes that have appeared since construction count as ours.
+
+        Args:
+            present: pids that the driver lists now.
+        """
+        self._settled = True
+        if present is not None and self._before is not None:
+            # If nothing has appeared, the driver does not list this launch (but MPS's server, for example).
+            self._listed = frozenset(present) - self._before or None
+            # A launch has one process on its card.
+            self._extra = max(0, len(self._listed or ()) - 1)
+
+    def others(self, present: Iterable[int] | None) -> int | None:
+        """Return how many of the listed processes are not ours; ``None`` if that cannot be told."""
+        if present is None or self._listed is None:
+            return None
+        return len(frozenset(present) - self._listed) + self._extra
+
+    def others_percent(self, present: Iterable[int] | None, sm_percent: Mapping[int, int] | None) -> int | None:
+        """Return the use of the SMs by processes that are not ours, added up; ``None`` if that cannot be told.
+
+        Args:
+            sm_percent: use of the SMs by pid, during a time in which this launch computed.
+        """
+        if sm_percent is None or not self._settled or self._extra:
+            return None
+        if not sm_percent:
+            # Nobody computed, or the driver, which samples once in up to a second, has nothing new.
+            return self._last_percent or 0
+        listed = self._listed or frozenset()
+        ours = listed & sm_percent.keys()
+        if ours:
+            self._recognized = ours
+        elif not self._recognized:
+            fresh = sm_percent.keys() - self._computed_before - (frozenset(present or ()) - listed)
+            # Under another numbering ours is the one that began to compute; a launch has one process on its card.
+            self._recognized = frozenset(fresh) if len(fresh) == 1 else frozenset()
+        if not self._recognized:
+            return None
+        self._last_percent = sum(p for pid, p in sm_percent.items() if pid not in self._recognized | listed)
+        return self._last_percent
+
+
+# Machine activity around a launch's windows (other processes, the card's clocks), and which windows to discard.
+
+#: Idle CPU time, in cores and as a fraction of all cores, above which other processes took nothing from the training.
+FREE_CORES = 0.1
+FREE_FRACTION = 0.1
+#: Per cent of the time in which others may use the card's SMs: a desktop draws now and then. The launcher takes a card
+#: for idle up to the same utilization.
+FREE_SM_PERCENT = 5
+#: Why a window with `LASTING_SLOWDOWN` is discarded, if nothing else speaks against it and the slowdown does not last.
+LASTING = f"{SLOWDOWNS[LASTING_SLOWDOWN]} held the card's clocks down"
+
+_LOADED = "others used"
+_STOPPED = "its processes were stopped and continued again (SIGSTOP, as cpulimit does)"
+
+
+def reason_to_discard(around: Surroundings, cores: int, busy_cores: float | None) -> str | None:
+    """Return why a window does not count, as a clause, or ``None`` if it does. Unknown readings count in its favour.
+
+    Args:
+        cores: number of cores this process may use.
+        busy_cores: cores that other processes may use while none is idle; ``None`` lets them use cores and card.
+    """
+    slowed = around.clocks_event_reasons or 0
+    for bit, name in SLOWDOWNS.items():
+        if slowed & bit and bit != LASTING_SLOWDOWN:
+            return f"{name} held the card's clocks down"
+    if busy_cores is not None:
+        by_others = _used_by_others(around, cores, busy_cores)
+        if by_others is not None:
+            return by_others
+    return LASTING if slowed & LASTING_SLOWDOWN else None
+
+
+def _used_by_others(around: Surroundings, cores: int, busy_cores: float) -> str | None:
+    if around.stops:
+        return _STOPPED
+    if around.foreign_sm_percent is None:
+        # Whether it computed is not known.
+        if around.foreign_processes:
+            return "another process is on the card"
+    elif around.foreign_sm_percent > FREE_SM_PERCENT:
+        return "another process computed on the card"
+    if around.foreign_cores is None or around.idle_cores is None:
+        return None
+    if around.foreign_cores > busy_cores and around.idle_cores < max(FREE_CORES, FREE_FRACTION * cores):
+        return f"{_LOADED} {around.foreign_cores:.1f} of {cores} cores"
+    return None
+
+
+def is_slowed(around: Surroundings | None) -> bool | None:
+    """Return whether a window has `LASTING_SLOWDOWN`; ``None`` if that is not known."""
+    if around is None or around.clocks_event_reasons is None:
+        return None
+    return bool(around.clocks_event_reasons & LASTING_SLOWDOWN)
+
+
+def what_went_on(discarded: Sequence[Window], cores: int) -> str:
+    """Return what disturbed most of these windows, as a clause.
+
+    Args:
+        discarded: at least one window, each with the reason from `reason_to_discard`.
+    """
+    loaded = [w for w in discarded if (w.discarded or "").startswith(_LOADED)]
+    if 2 * len(loaded) >= len(discarded):
+        foreign = mean(w.around.foreign_cores or 0.0 for w in loaded if w.around)
+        return f"other processes kept using {foreign:.1f} of {cores} cores"
+    reasons = Counter(w.discarded or "" for w in discarded if w not in loaded)
+    return reasons.most_common(1)[0][0]
+
+
+def card_of(spec: TrialSpec) -> str | None:
+    """Return the UUID of a rank's card, of a script the first, as far as the spec tells; ``None`` on a CPU."""
+    cards = cards_of(spec)
+    return cards[spec.rank] if spec.rank < len(cards) else None
+
+
+def cards_of(spec: TrialSpec) -> tuple[str, ...]:
+    """Return the UUIDs of all cards that a launch sees, in the order of its ranks; empty on a CPU, or if the spec does
+    not tell them."""
+    name = spec.devices[0]
+    if name == "cpu":
+        return ()
+    for text in (spec.env.get("CUDA_VISIBLE_DEVICES", ""), name.removeprefix("cuda:")):
+        uuids = tuple(text.split(","))
+        if all(uuid.startswith(("GPU-", "MIG-")) for uuid in uuids):
+            return uuids
+    return ()
+
+
+def processors_of(spec: TrialSpec) -> Rapl:
+    """Return the energy counters of a launch's processors: none for one that is pinned to cores, because the counters
+    count what others do on the rest, too."""
+    return Rapl(Path(os.devnull)) if spec.cores else Rapl()
+
+
+class Watcher:
+    """Reads the machine's state between windows. Create it before CUDA is initialized, to record foreign processes.
+
+    Of several cards, a window's surroundings have what holds any of them up: the processes of the card that others
+    disturb most, the lowest clocks, the highest temperature, every reason; power and energy are the sum.
+
+    Args:
+        cards: the UUIDs of the cards to watch; without any, only the CPU is.
+        processors: the energy counters of the CPU, which count where there is no card.
+        root: the process whose descendants, itself included, are the launch; this one if ``None``.
+    """
+
+    def __init__(
+        self, cards: Sequence[str], clock: Clock, processors: Rapl | None = None, *, root: int | None = None
+    ) -> None:
+        self._cpu = CpuWatch(root or os.getpid(), clock)
+        self._cards = [CardWatch(uuid) for uuid in cards]
+        self._sharing = [Sharing(card.processes(), card.sm_percent()) for card in self._cards]
+        self._processors = processors or Rapl()
+        self._stops = Stops()
+        self._stopped = 0
+        self._energy_j: float | None = None
+        self.cores = self._cpu.cores
+
+    def settle_in(self) -> None:
+        """Note that this launch is on its cards now; see `Sharing`."""
+        for card, sharing in zip(self._cards, self._sharing, strict=True):
+            sharing.settle_in(card.processes())
+
+    def begin(self) -> None:
+        """Start a window here instead of where the last one ended."""
+        self._energy_j = self._energy([card.energy_j() for card in self._cards])
+
+    def at_work(self) -> dict[str, int]:
+        """Return those fields of `Surroundings` that are others as soon as the card is idle, as far as they are known:
+        the clock of its multiprocessors, and what holds it down."""
+        found = {
+            "sm_clock_mhz": _of_known(min, [card.sm_clock_mhz() for card in self._cards]),
+            "clocks_event_reasons": _any_of([card.clocks_event_reasons() for card in self._cards]),
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def read(self) -> tuple[Surroundings, float | None]:
+        """Return the machine's activity since the last reading, and the joules used since then or since `begin`."""
+        use = self._cpu.read()
+        cards = [card.read() for card in self._cards]
+        before, self._energy_j = self._energy_j, self._energy([card.energy_j for card in cards])
+        stops = None if self._stops.count is None else self._stops.count - self._stopped
+        self._stopped += stops or 0
+        processes, percent = self._others(cards)
+        around = Surroundings(
+            foreign_cores=use.foreign_cores if use else None,
+            idle_cores=use.idle_cores if use else None,
+            stops=stops,
+            foreign_processes=processes,
+            foreign_sm_percent=percent,
+            sm_clock_mhz=_of_known(min, [card.sm_clock_mhz for card in cards]),
+            memory_clock_mhz=_of_known(min, [card.memory_clock_mhz for card in cards]),
+            temperature_c=_of_known(max, [card.temperature_c for card in cards]),
+            power_w=_sum([card.power_w for card in cards]),
+            clocks_event_reasons=_any_of([card.clocks_event_reasons for card in cards]),
+        )
+        used = None if before is None or self._energy_j is None else self._energy_j - before
+        return around, used
+
+    def _energy(self, of_cards: Sequence[float | None]) -> float | None:
+        return _sum(of_cards) if self._cards else self._processors.energy_j()
+
+    def _others(self, cards: Sequence[CardReading]) -> tuple[int | None, int | None]:
+        """Return how many processes that are not ours are on the card that these disturb most, and their use of its SMs
+        in per cent; ``None`` for what is not known."""
+        found = [
+            (sharing.others(card.processes), sharing.others_percent(card.processes, card.sm_percent))
+            for card, sharing in zip(cards, self._sharing, strict=True)
+        ]
+        return max(found, key=_disturbance, default=(None, None))
+
+
+def _disturbance(others: tuple[int | None, int | None]) -> tuple[int, int]:
+    processes, percent = others
+    # Who may be computing counts as if it did.
+    known = percent if percent is not None else 100 if processes else -1
+    return known, processes or 0
+
+
+def _of_known(choose: Callable[[list[int]], int], values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return choose(known) if known else None
+
+
+def _any_of(masks: Sequence[int | None]) -> int | None:
+    return _of_known(lambda known: functools.reduce(operator.or_, known), masks)
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None
+
+
+# The windows of one launch: which of them count, their rate, and when to stop measuring.
 
 #: With more steps than this, neighbouring steps are averaged before testing whether their times have settled.
 LONGEST_HISTORY = 2000

@@ -83,7 +83,7 @@ def run(
     """Be the daemon, in the foreground: for systemd, or for looking on."""
     from autotune.daemon.service import run as serve
     from autotune.daemon.settings import Settings
-    from autotune.daemon.web.address import TOKEN, require_token
+    from autotune.daemon.web.process import TOKEN, require_token
 
     if web is not None:
         require_token(web, os.environ.get(TOKEN))
@@ -217,7 +217,7 @@ def install(
 ) -> None:
     """Write a systemd user unit. Takes everything that `autotune daemon run` takes."""
     from autotune.daemon.service import unit
-    from autotune.daemon.web.address import TOKEN, require_token
+    from autotune.daemon.web.process import TOKEN, require_token
 
     parsed = ctx.parent.command.commands["run"].make_context("run", list(ctx.args), parent=ctx.parent)  # type: ignore[union-attr]
     web, metrics = parsed.params["web"], parsed.params["metrics_file"]

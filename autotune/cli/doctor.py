@@ -20,7 +20,7 @@ from rich.text import Text
 from autotune.base.errors import MORE_SHM, MachineError
 from autotune.base.records import SCHEMA_VERSION, Host
 from autotune.cli.output import print_rich
-from autotune.machine import compilers
+from autotune.machine import host
 from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus
 from autotune.machine.host import read_host, torch_versions, trouble
 from autotune.machine.nvml import cuda_version, has_nvidia_card
@@ -196,9 +196,9 @@ def _gpu(name: str, card: Gpu) -> Check:
 def _compilers(env: Mapping[str, str]) -> list[Check]:
     """Check what torch.compile needs: a C++ compiler on the CPU, a C compiler on a GPU, Python's headers on both."""
     rows = (
-        ("c++ compiler", compilers.cxx_compiler(env), "the CPU", compilers.NO_CXX_COMPILER),
-        ("c compiler", compilers.c_compiler(env), "a GPU", compilers.NO_C_COMPILER),
-        ("python headers", compilers.python_header(env), "the CPU and a GPU", compilers.no_python_header()),
+        ("c++ compiler", host.cxx_compiler(env), "the CPU", host.NO_CXX_COMPILER),
+        ("c compiler", host.c_compiler(env), "a GPU", host.NO_C_COMPILER),
+        ("python headers", host.python_header(env), "the CPU and a GPU", host.no_python_header()),
     )
     return [
         Check(name, State.OK, str(path), f"For compile_mode on {where}.")

@@ -1,11 +1,15 @@
-"""A job as it is asked for, by options or by a file."""
+"""A job as it is asked for, by options or by a file, for the daemon or for Slurm."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
+import signal
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,21 +20,172 @@ import typer
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from autotune.base.errors import AutotuneError, UsageError
+from autotune.base.errors import AutotuneError, UnknownNameError, UsageError, WorkloadError, by_exit_code
 from autotune.base.files import read_regular
+from autotune.base.layout import find_daemon
 from autotune.base.parsing import size_bytes
-from autotune.base.records import JobRequest
+from autotune.base.records import SCHEMA_VERSION, JobRequest, WorkloadRef
 from autotune.cli.jobs import moment, window_of
 from autotune.cli.options import make_spec, was_typed
-from autotune.cli.replay import refuse_beside_replay
-from autotune.cli.submit_slurm import allocation_of
-from autotune.cluster.slurm_queue import Allocation
+from autotune.cli.output import print_json
+from autotune.cli.search import refuse_beside_replay
+from autotune.cluster.slurm_commands import require_sbatch
+from autotune.cluster.slurm_queue import Allocation, SlurmQueue, allocation
 from autotune.search.replay import read_surface
 from autotune.search.request import check_request
 from autotune.search.script import script_of
 from autotune.search.study_folders import check_study_name
 from autotune.study.storage_url import SECRET_VARIABLES
-from autotune.workload.catalog import find_objective, source_hash
+from autotune.workload.catalog import find_objective, find_workload, source_hash
+
+# The check of a workload when it is submitted, in a process of its own, so that it does not fail hours later.
+
+#: A check is given up after this many seconds. Most of a usual one is the import of torch.
+LIMIT_S = 60.0
+_BYTES = 2**16
+
+
+def unchecked_workloads(requests: Sequence[JobRequest]) -> list[str]:
+    """Check the workloads that are the user's own; return a sentence for each that could not be checked.
+
+    Raises:
+        AutotuneError: one of them is no workload.
+    """
+    # Built-in workloads need no check, and a file of jobs may name one workload many times.
+    own = {
+        (ref.model_dump_json(), tuple(sorted(request.environment.items()))): (ref, request.environment)
+        for request in requests
+        if request.replay is None and request.spec.command is None and request.label != request.spec.model
+        for ref in [find_workload(request.spec.model, request.spec.args)]
+    }
+    found = [check_workload(ref, environment) for ref, environment in own.values()]
+    return [sentence for sentence in found if sentence is not None]
+
+
+def check_workload(ref: WorkloadRef, environment: Mapping[str, str], *, limit_s: float = LIMIT_S) -> str | None:
+    """Import a workload in a child process, in the environment of its job.
+
+    Returns:
+        why it could not be checked, as a sentence; ``None`` if it is a workload.
+
+    Raises:
+        WorkloadError: it cannot be imported, or is no workload.
+        UsageError: it does not take these arguments.
+    """
+    with tempfile.TemporaryFile() as answer:
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "autotune.child.check_workload", str(answer.fileno())],
+                env=dict(environment),
+                pass_fds=[answer.fileno()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as failed:
+            return f"{ref.name} was not checked: no process could be started ({failed.strerror})."
+        try:
+            process.communicate(ref.model_dump_json().encode(), timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            return f"{ref.name} was not checked: importing it took longer than {limit_s:.0f} s."
+        finally:
+            # Whatever it has started ends with it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        answer.seek(0)
+        text = answer.read(_BYTES)
+    try:
+        found = json.loads(text)
+    except ValueError:
+        raise WorkloadError(
+            f"{ref.name} cannot be imported: it ended its process with {_ended(process.returncode)}",
+            advice=f"`python -c 'import {ref.module}'` may show why.",
+        ) from None
+    if found:
+        error = by_exit_code(found["exit_code"])(found["message"], advice=found.get("advice"))
+        error.detail = found.get("detail")
+        raise error
+    return None
+
+
+def _ended(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+# ``autotune submit --to slurm``: what a job asks Slurm for, and its submission.
+
+
+QUEUES = ("daemon", "slurm")
+#: Options of `submit` that only Slurm understands.
+_SLURMS = ("partition", "gres", "time", "cpus", "mem", "account", "qos", "sbatch")
+#: Those that only the daemon understands, and what to write for Slurm.
+_DAEMONS = {
+    "priority": "--sbatch nice=100 lowers it.",
+    "gpu": "--gres gpu:h100:1 asks for a card.",
+    "not_before": "--sbatch begin=22:00.",
+    "window": "a partition or a reservation of the cluster may have hours.",
+    "max_hours": "--time limits one run of the job, and --budget the search.",
+    "after": "--sbatch dependency=afterok:NUMBER.",
+    "on_reboot": "Slurm starts a job again whose node has died.",
+    "on_done": "--sbatch mail-type=END.",
+    "host_memory": "--mem 16GiB.",
+    "cores": "--cpus 8.",
+    "keep_fresh": "leave it out.",
+}
+
+
+def allocation_of(ctx: Any, to: str, environment: Mapping[str, str]) -> Allocation:
+    """Return what a command line asks Slurm for; nothing if its job is the daemon's.
+
+    Args:
+        environment: variables that the job is given by name.
+
+    Raises:
+        UsageError: there is no such queue, a value is invalid, or an option is the other queue's.
+    """
+    if to not in QUEUES:
+        raise UnknownNameError("queue", to, QUEUES)
+    for name in _DAEMONS if to == "slurm" else _SLURMS:
+        if was_typed(ctx, name):
+            flag = f"--{name.replace('_', '-')}"
+            if to == "slurm":
+                raise UsageError(f"{flag} is for the daemon's queue, not for Slurm's", advice=_DAEMONS[name])
+            raise UsageError(f"{flag} is for Slurm's queue", advice="--to slurm puts the search there.")
+    asked = {name: ctx.params[name] for name in _SLURMS}
+    return allocation(**{**asked, "sbatch": asked["sbatch"] or ()}, environment=environment)
+
+
+def submit_to_slurm(state_dir: Path | None, asked: Sequence[tuple[JobRequest, Allocation]], *, as_json: bool) -> None:
+    """Submit searches to Slurm, one after the other, and say what they are called.
+
+    Raises:
+        AutotuneError: one of them cannot be submitted. Those before it are, and are named.
+    """
+    require_sbatch()
+    for sentence in unchecked_workloads([request for request, _ in asked]):
+        typer.echo(f"autotune: {sentence}", err=True)
+    queue = SlurmQueue(find_daemon(state_dir))
+    jobs = []
+    for request, wanted in asked:
+        try:
+            jobs.append(queue.submit(request, wanted))
+        except AutotuneError as error:
+            if jobs:
+                error.advice = f"{', '.join(job.name for job in jobs)} had been submitted before. {error.advice or ''}"
+            raise
+    if as_json:
+        rows = [{"id": j.id, "study": j.row.study, "state": j.state.value, "queue": j.row.queue} for j in jobs]
+        print_json({"schema_version": SCHEMA_VERSION, "jobs": rows})
+        return
+    for job in jobs:
+        typer.echo(f"job {job.name}: {job.row.study}")
+    one = f"`autotune jobs show {jobs[0].name}` says more, `autotune jobs wait {jobs[0].name}` waits for its end."
+    typer.echo(one if len(jobs) == 1 else "`autotune jobs` lists them.")
+
+
+# A job as it is asked for, by options or by a file.
 
 # The request of a job, from the words of a command line after ``autotune submit``.
 

@@ -19,6 +19,7 @@ from autotune.base.layout import StudyFiles
 from autotune.base.records import ENDED, Fingerprint, JobRequest, JobRow, JobState, StudySpec
 from autotune.cli.job_request import (
     CALL_OPTIONS,
+    QUEUES,
     YAML_BYTES,
     error_prefix,
     flag,
@@ -26,7 +27,6 @@ from autotune.cli.job_request import (
     parsed_request,
     repeatable_options,
 )
-from autotune.cli.submit_slurm import QUEUES
 from autotune.cluster.slurm_queue import Allocation
 from autotune.profile import Profile, plain_data
 from autotune.profile.schema import shown

@@ -20,13 +20,13 @@ from autotune.cli.job_request import (
     read_jobs,
     repeatable_options,
     request_of,
+    submit_to_slurm,
     typed_words,
+    unchecked_workloads,
 )
 from autotune.cli.matrix import Plan, cells_of, matrix_named, planned
 from autotune.cli.options import Json
 from autotune.cli.output import print_json, print_rich
-from autotune.cli.submit_slurm import submit_to_slurm
-from autotune.cli.workload_check import unchecked_workloads
 from autotune.cluster.slurm_commands import require_sbatch
 from autotune.cluster.slurm_queue import SlurmQueue
 from autotune.daemon.rpc.client import Client

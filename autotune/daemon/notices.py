@@ -11,8 +11,8 @@ import sys
 
 from autotune.base.clock import Clock
 from autotune.base.records import SCHEMA_VERSION, Job
-from autotune.daemon.children import NOTICE, Children
-from autotune.daemon.web.address import TOKEN
+from autotune.daemon.claims import NOTICE, Children
+from autotune.daemon.web.process import TOKEN
 
 #: A notice is killed after this time.
 LIMIT_S = 60.0

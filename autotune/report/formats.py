@@ -38,8 +38,7 @@ from autotune.report.document import (
     pairs,
     without_pictures,
 )
-from autotune.report.drawing import DASHES, Axis, Chart, Drawing, Key, Panel, Series, draw
-from autotune.report.inline_svg import COLOURS
+from autotune.report.drawing import COLOURS, DASHES, Axis, Chart, Drawing, Key, Panel, Series, draw
 from autotune.report.material import Material
 from autotune.report.sections import whole_training, whole_training_s
 from autotune.space.formatting import count, one_line

@@ -12,7 +12,7 @@ from rich.text import Text
 from autotune.base.layout import StudyFiles
 from autotune.base.records import DataRef, Finding, Outcome, Standing, Trial, TrialStatus
 from autotune.knobs import spell
-from autotune.report.answer import StudyAnswer, answer_of, answer_section, headline_of
+from autotune.report.answer import StudyAnswer, answer_of, answer_section, best_so_far, headline_of
 from autotune.report.document import (
     Column,
     Commands,
@@ -69,7 +69,6 @@ from autotune.report.sentences import (
     study_folder,
     verdict_on,
 )
-from autotune.report.so_far import best_so_far
 from autotune.space import key
 from autotune.space.formatting import (
     count,

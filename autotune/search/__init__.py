@@ -26,9 +26,8 @@ from autotune.search.dry_run import DryRun, dry_run_of
 from autotune.search.request import check_request, require_linux
 from autotune.search.run import SearchResult, search_and_prove
 from autotune.search.script import left_sentence
-from autotune.search.setup import Environment, Setup, first_headline, run_of, set_up
+from autotune.search.setup import Environment, Setup, best_of, first_headline, run_of, set_up
 from autotune.search.study_folders import NEWEST, check_study_name, find_study, new_folder, require_utf8, study_argument
-from autotune.search.warm_start import best_of
 from autotune.space import Space
 from autotune.study.budget import refuse_reserved
 from autotune.study.database import name_taken, open_study, open_to_read
@@ -60,7 +59,7 @@ def search(spec: StudySpec, studies: Path, env: Environment, *, first: Sequence[
 
     Args:
         first: configurations to try before others, if they are legal here. If empty, the winners of earlier studies in
-            the folder are tried first (`autotune.search.warm_start`).
+            the folder are tried first (`autotune.search.setup`).
 
     Raises:
         AutotuneError: see `autotune.base.errors`. Measurements made until then are in the study's folder; there is none

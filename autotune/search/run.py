@@ -23,11 +23,10 @@ from autotune.search.outcome import (
     profile_of,
     raise_if_nothing_compared,
 )
-from autotune.search.setup import Run, Setup
+from autotune.search.setup import Run, Setup, evicted, winners_elsewhere
 from autotune.search.study_folders import resume_command, study_argument
 from autotune.search.verify import Contest, Final, Proof, proof_takes_s, prove, with_likely, without_refuted
 from autotune.search.verify.winner import MAY_BE_FASTER
-from autotune.search.warm_start import evicted, winners_elsewhere
 from autotune.space import Space, key
 from autotune.space.formatting import count, describe, unmet_text
 from autotune.space.requirements import Requirements

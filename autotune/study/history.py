@@ -5,25 +5,29 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Generator, Iterator, Sequence, Set
 from dataclasses import asdict, dataclass
 
 import optuna
 from optuna.trial import TrialState
 
-from autotune.base.errors import ResumeRefusedError
+from autotune.base.errors import MachineError, ResumeRefusedError
 from autotune.base.files import read_regular, write_atomic
 from autotune.base.layout import LaunchFiles, StudyFiles
 from autotune.base.records import (
     ATTEMPTS,
+    SCHEMA_VERSION,
     Config,
     Fingerprint,
+    Heat,
+    HeatEntrant,
     HeatPlan,
     LaunchKind,
     LedgerRow,
     Measurement,
     Phase,
     Prediction,
+    Record,
     StudyHeat,
     Trial,
     TrialResult,
@@ -31,12 +35,163 @@ from autotune.base.records import (
     TrialStatus,
     Value,
 )
+from autotune.knobs import shares, spell
 from autotune.launcher.verdict import MAX_RESULT_BYTES
 from autotune.samplers.sampler import HEAT, PREDICTED, RECORD, distributions, heats_of, suggest, tell
 from autotune.space import Space, key
-from autotune.study.conditions import StudyConditions, conditions_of, read_conditions, write_conditions
 from autotune.study.database import OURS, open_study, writing
-from autotune.study.heats import run_heat
+
+# ``conditions.json``: the machine and the space that a study is tied to, for when its database has been moved away.
+
+#: Key of the baseline in the stored space, next to the knobs' names.
+BASELINE = "baseline"
+#: Conditions take some kilobytes.
+MAX_BYTES = 2**20
+
+
+class StudyConditions(Record):
+    """What must not change between the runs of a study.
+
+    Attributes:
+        space: the values of each knob that may be chosen, and the settings of the `BASELINE`, as text.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    fingerprint: Fingerprint
+    space: dict[str, tuple[str, ...]]
+
+    def differences(self, now: StudyConditions) -> list[tuple[str, str, str]]:
+        """Return rows ``(name, then, now)`` for everything that differs."""
+        rows = self.fingerprint.differences(now.fingerprint)
+        absent = ("absent",)
+        return rows + [
+            (f"choices of {name}", ", ".join(self.space.get(name, absent)), ", ".join(now.space.get(name, absent)))
+            for name in sorted(now.space.keys() | self.space.keys())
+            if now.space.get(name) != self.space.get(name)
+        ]
+
+
+def conditions_of(fingerprint: Fingerprint, space: Space) -> StudyConditions:
+    """Return the conditions of a study on this machine, in this space."""
+    spelled = {name: tuple(spell(v) for v in space.legal(name)) for name in space.choices}
+    spelled[BASELINE] = tuple(f"{n}={spell(v)}" for n, v in space.baseline.items())
+    return StudyConditions(fingerprint=fingerprint, space=spelled)
+
+
+def write_conditions(files: StudyFiles, conditions: StudyConditions) -> None:
+    """Write ``conditions.json``.
+
+    Raises:
+        MachineError: the folder cannot be written.
+    """
+    write_atomic(files.conditions, conditions.model_dump_json(indent=1))
+
+
+def read_conditions(files: StudyFiles) -> StudyConditions | None:
+    """Return the conditions in ``conditions.json``; ``None`` if there is no such file, as in older studies.
+
+    Raises:
+        MachineError: the file cannot be read.
+    """
+    try:
+        return StudyConditions.model_validate_json(read_regular(files.conditions, MAX_BYTES))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise MachineError(
+            f"{files.conditions} cannot be read: {str(error).splitlines()[0]}",
+            advice="start a new study: without this file nothing tells where this one was measured.",
+        ) from error
+
+
+# Heats of a study: configurations compared in one process, whatever single ones of them do to it.
+
+
+def run_heat(launch: Callable[[int, HeatPlan], TrialResult], plan: HeatPlan) -> Heat:
+    """Run a heat and return what is known of each entrant, in the order of the plan.
+
+    Args:
+        launch: runs one launch of a heat, given its number, counted from 1, and its plan; see `heat_steps`.
+    """
+    steps = heat_steps(plan)
+    result = None
+    while True:
+        try:
+            number, part = next(steps) if result is None else steps.send(result)
+        except StopIteration as ended:
+            heat: Heat = ended.value
+            return heat
+        result = launch(number, part)
+
+
+def heat_steps(plan: HeatPlan) -> Generator[tuple[int, HeatPlan], TrialResult, Heat]:
+    """Yield the number, counted from 1, and the plan of each launch of a heat; is sent the launch's result; returns
+    what is known of each entrant, in the order of the plan.
+
+    An entrant that ends the process (a crash, a hang, a time limit, and for the reference any failure) is charged with
+    it, and the others run again without it, and without those that would be refused alike; ratios are then relative to
+    the first of those. What was killed from outside is charged to nobody and runs again, at most `ATTEMPTS` times.
+    Entrants of which nothing is known after that have the status ``interrupted``.
+    """
+    found: dict[int, HeatEntrant] = {}
+    left = list(range(len(plan.entrants)))
+    made = innocent = 0
+    seen: Heat | None = None
+    cause = "the heat could not be run to its end"
+    while len(left) > 1:
+        made += 1
+        result = yield made, plan.model_copy(update={"entrants": tuple(plan.entrants[i] for i in left)})
+        if result.heat is not None and result.status is TrialStatus.COMPLETE:
+            seen = result.heat
+            found |= dict(zip(left, seen.entrants, strict=True))
+            break
+        cause = result.cause or cause
+        if result.status is TrialStatus.INTERRUPTED:
+            break
+        if result.status is TrialStatus.KILLED or result.turn is None:
+            innocent += 1
+            if innocent == ATTEMPTS or (result.turn is None and not result.transient):
+                break
+            continue
+        failed = left[result.turn]
+        # What refuses a value does so whatever the other knobs are.
+        alike = [i for i in left if shares(result.refuses, plan.entrants[failed], plan.entrants[i])]
+        # The reference has run with what it has.
+        for charged in [failed] if 0 in alike or not alike else alike:
+            left.remove(charged)
+            found[charged] = HeatEntrant(
+                config=dict(plan.entrants[charged]),
+                status=result.status,
+                phase=result.phase,
+                cause=result.cause,
+                advice=result.advice,
+                cannot_compile=result.cannot_compile,
+                refuses=result.refuses,
+                peak_bytes=result.peak_bytes,
+            )
+    entrants = tuple(
+        found.get(i, HeatEntrant(config=dict(config), status=TrialStatus.INTERRUPTED, cause=cause))
+        for i, config in enumerate(plan.entrants)
+    )
+    if seen is None:
+        return Heat(
+            side=plan.side, entrants=entrants, noise_sd=0.0, startup_s=0.0, switch_s=0.0, measured_s=0.0, ended=cause
+        )
+    return seen.model_copy(update={"entrants": entrants})
+
+
+def dealt(entrants: Sequence[Config], hands: int) -> list[tuple[Config, ...]]:
+    """Deal the entrants of a heat out to several: the first one, the reference, takes part in all of them.
+
+    Returns:
+        at most ``hands`` heats, each with two entrants at least beside the reference, if there are as many.
+    """
+    reference, others = entrants[0], entrants[1:]
+    count = max(1, min(hands, len(others) // 2))
+    return [(reference, *others[first::count]) for first in range(count)]
+
+
+# What a study has done so far.
 
 # The files of launches: what was asked of each, and how it ended.
 

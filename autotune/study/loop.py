@@ -33,8 +33,7 @@ from autotune.space.formatting import phrase
 from autotune.space.requirements import ANYTHING, Requirements
 from autotune.study.agenda import Agenda, CompleteTrials, TrialScores, waits_for_the_disk
 from autotune.study.budget import SEARCH_SHARE, lack
-from autotune.study.heats import dealt
-from autotune.study.history import History
+from autotune.study.history import History, dealt
 from autotune.study.launches import Launches, Launching, once
 from autotune.workload.scoring import Scorer
 

@@ -15,9 +15,8 @@ from autotune.base.layout import LaunchFiles, StudyFiles
 from autotune.base.records import Fingerprint, StudyHeat, Trial, TrialResult, TrialSpec
 from autotune.knobs import spell
 from autotune.samplers.sampler import heats_of
-from autotune.study.conditions import BASELINE
 from autotune.study.database import IF_DAMAGED, SharedStudy, name_in, open_to_read, refusal, writing
-from autotune.study.history import FINGERPRINT, SPACE, finished, read_launch, read_launches, slim
+from autotune.study.history import BASELINE, FINGERPRINT, SPACE, finished, read_launch, read_launches, slim
 from autotune.study.request import read_request
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from autotune.base.errors import WorkloadError
 from autotune.base.records import DataRef, SlowStore
-from autotune.workload.wrapping import Wrapper
+from autotune.workload.contract import Wrapper
 
 # A loader whose first epoch begins before it is iterated. Imports torch.
 

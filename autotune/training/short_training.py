@@ -1,28 +1,94 @@
-"""A short training under a profile, whose rate can be compared with the promised one. Imports torch.
-
-It is the user's own training: a plain loop, in this process, over what `autotune.training.applied` sets up. Only the
-rules of what counts are those of a trial (the loader's queue is drained, the steps have settled, epoch turns are timed
-apart). Of several ranks, the first one looks at the rate, and the others train until they are ended with it.
-"""
+"""The measured part of `autotune train`."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, NoReturn
 
 import torch
+from torch.utils.data import Dataset
 
 from autotune import stats
 from autotune.base.errors import UsageError
-from autotune.base.records import DataRef, MeasurePlan, Window, WorkloadRef
+from autotune.base.ranks import own_rank
+from autotune.base.records import Config, DataRef, MeasurePlan, Window, WorkloadRef
+from autotune.training import step as training
 from autotune.training.applied import Applied
-from autotune.training.feed import Delivery, Drain, Feed, SampleOrder, epoch_turn_s, longest_whole_s, stopwatch
-from autotune.training.step import Step
-from autotune.training.workload_training import WorkloadTraining
+from autotune.training.feed import Collate, Delivery, Drain, Feed, SampleOrder, epoch_turn_s, longest_whole_s, stopwatch
+from autotune.training.step import Step, Wrap
+from autotune.workload import contract
+from autotune.workload.contract import Context
+
+# A workload's own training under a profile, in this process: its context, its loader, and its step. Imports torch.
+
+
+class WorkloadTraining:
+    """Loads a workload and applies the profile to this process; loader and step are made when asked for.
+
+    Ask for the loader's first batch, or its iterator, before `build`: its workers start then, and the model should not
+    be on the device yet.
+
+    Attributes:
+        workload, ctx: as `autotune.workload.contract` says. config: the profile's configuration.
+
+    Raises:
+        WorkloadError: the workload cannot be loaded.
+    """
+
+    def __init__(self, applied: Applied, ref: WorkloadRef, data: DataRef) -> None:
+        applied.process()
+        conditions, rank = applied.profile.conditions, own_rank()
+        self.config: Config = applied.config
+        self.worker_start_method: str = conditions.worker_start_method
+        self.workload = contract.load(ref)
+        self.ctx = Context(
+            device=applied.device,
+            batch_size=applied.batch_size,
+            image_size=conditions.image_size,
+            seed=conditions.seed,
+            data=data,
+            args=contract.args_of(self.workload, ref),
+            knobs=training.workload_knobs(self.workload, applied.config),
+            rank=rank.number,
+            ranks=rank.count,
+        )
+
+    def open_loader(
+        self,
+        *,
+        data: tuple[Dataset[Any], Collate] | None = None,
+        order: SampleOrder | None = None,
+        wrap: Wrap | None = None,
+    ) -> Iterable[Any]:
+        """Open the loader as `autotune.training.step.open_loader` does."""
+        return training.open_loader(
+            self.workload,
+            self.ctx,
+            self.config,
+            worker_start_method=self.worker_start_method,
+            data=data,
+            order=order,
+            wrap=wrap,
+        )
+
+    def build(self) -> Step:
+        """Build model and optimizer on the device, as `autotune.training.step.build` does."""
+        return training.build(self.workload, self.ctx, self.config)
+
+    def samples_in(self, batch: Any) -> int:
+        """Return the number of samples in a batch of each rank, all ranks together."""
+        return training.samples_in(self.workload, self.ctx, batch) * self.ctx.ranks
+
+
+# A short training under a profile, whose rate can be compared with the promised one. Imports torch.
+#
+# It is the user's own training: a plain loop, in this process, over what `autotune.training.applied` sets up. Only the
+# rules of what counts are those of a trial (the loader's queue is drained, the steps have settled, epoch turns are
+# timed apart). Of several ranks, the first one looks at the rate, and the others train until they are ended with it.
 
 #: How much longer than the steps asked for a training goes on if its rate has not settled by then.
 LONGER_S = 40.0

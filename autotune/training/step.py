@@ -23,8 +23,7 @@ from autotune.space import settings
 from autotune.training.exchange import exchanging, join, without_exchange
 from autotune.training.feed import Collate, SampleOrder, behind_store, length_of, no_batch, slow_down
 from autotune.workload import contract
-from autotune.workload.contract import Context, Workload
-from autotune.workload.wrapping import Wrapper
+from autotune.workload.contract import Context, Workload, Wrapper
 
 # Switches one training, while it goes on, between configurations: what a running process can change, nothing else.
 #

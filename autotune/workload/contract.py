@@ -1,68 +1,4 @@
-"""The contract of a workload: what a file in ``models/``, or the user's own, defines.
-
-A workload is a module (or an object in one) with four required functions and some optional ones. Every function
-takes the same frozen `Context` first, so that none needs globals:
-
-========================  ==========================================================================
-``model(ctx)``            -> ``torch.nn.Module`` on the CPU; autotune moves it to ``ctx.device``
-``dataset(ctx)``          -> a ``torch.utils.data.Dataset`` or ``IterableDataset``; it does its own decoding and
-                          augmentation, which belong in the loader's workers. One that is iterated shuffles and
-                          divides itself among workers
-``optimizer(ctx, m)``     -> ``torch.optim.Optimizer`` over ``m``'s parameters, created after ``m`` was moved
-``loss(ctx, m, batch)``   -> scalar tensor, shape ``()``, connected to the graph. ``batch`` is the output of
-                          the collate function, with all tensors on the device. Called under autocast if
-                          the precision knob says so
-*optional*
-``loader(ctx, options)``  -> what is iterated for batches, epoch after epoch. ``options`` are the keyword arguments
-                          that a ``DataLoader`` would get under the configuration (``dataset``, ``batch_size``,
-                          ``num_workers``, ``collate_fn``, …): hand them on with a sampler of your own, or read what
-                          another kind of loader understands (default: ``DataLoader(**options)``)
-``collate(ctx)``          -> the function that turns a list of samples into a batch (default: PyTorch's)
-``samples(ctx, batch)``   -> int: the number of samples in the batch (default: ``ctx.batch_size``)
-``after_backward(ctx, m)``   gradients are complete and unscaled: the place to clip them
-``after_step(ctx, m)``       the weights have been updated: the place for an EMA
-``parallel(ctx, m)``      -> how several ranks share the training of ``m``, which is on its device: ``m`` sharded by
-                          ``torch.distributed.fsdp.fully_shard``, say. Ranks have met (default, and with one rank
-                          nothing is called: ``DistributedDataParallel`` averages gradients)
-``evaluate(ctx, m, batch)``  one batch of an evaluation pass, called in evaluation mode, without gradients
-                          and under the precision knob's autocast. Run to check that it fits into memory beside
-                          the training, which discards its result, and after each epoch of a whole one, which
-                          averages it over the samples: a number, or a dict of numbers by name (default: ``loss``)
-``metric(ctx, m)``        -> float: how well the model does, of whatever kind and data, once it has trained for some
-                          steps. Called in evaluation mode, without gradients and under the precision knob's
-                          autocast, when a finalist is checked: it must come out as it does in eager fp32. Of a
-                          whole training it is reported after each epoch: the first rank's, where there are several
-``largest_sample(ctx, d)``   -> the sample of the data set ``d`` that takes the most memory, for the same
-                          purpose (default: if shapes vary, the largest of some that are looked at)
-*optional, for whole trainings only* (``autotune train --epochs``)
-``validation(ctx)``       -> the data set that is evaluated after each epoch, in order and with its last batch,
-                          however small; ``None`` for none (default: none, and ``evaluate`` is not called). Ranks
-                          divide one with a length
-``schedule(ctx, o, n)``   -> the learning-rate scheduler of the optimizer ``o``, stepped after each of the ``n`` steps
-                          of the training; ``n`` is ``None`` if the length of an epoch is not known
-``state(ctx, m)``         -> what the training knows besides weights, buffers and optimizer (an average of the weights
-                          in a variable of the file's, say), of tensors, numbers, text, and dicts, lists and
-                          tuples of them: anything else is refused. Called after the first step, too. All of
-                          several ranks call it, the first one's is kept, and all get that back
-``load_state(ctx, m, s)``    put that back, when a training goes on
-*constants, optional*
-``BATCH_SIZE``            the batch size of the baseline when the user states none (default 32)
-``IMAGE_SIZE``            side in pixels on a GPU; ``CPU_IMAGE_SIZE`` on a CPU (default: the same)
-``DATA``                  ``"images"``: runs on autotune's generated photographs, or on ``--data DIR``;
-                          ``None`` (default): the workload brings its own data
-``VARYING_SHAPES``        True when tensor shapes differ from batch to batch, those of box lists included. Whether
-                          the shapes of images do is looked at on a GPU, whatever is said here
-``KNOBS``                 ``{"name": (baseline, other, ...)}``: the workload's own knobs, searched as
-                          ``workload.name`` and read with ``ctx.knob("name")``. `knob` declares whether a
-                          knob changes the maths
-``DDP``                   ``{"find_unused_parameters": True}``: what ``DistributedDataParallel`` needs to be told to
-                          train this model in several ranks
-``ARGS``                  ``{"name": "default"}``: what ``--arg name=value`` may set, read with ``ctx.arg``
-========================  ==========================================================================
-
-A batch may be a tensor, or any nesting of tuples, lists, dicts and dataclasses of them; anything else
-passes through untouched. Batches of images are ``(N, C, H, W)``.
-"""
+"""The contract of a workload."""
 
 from __future__ import annotations
 
@@ -82,6 +18,71 @@ from autotune.base.records import DataRef, Value, WorkloadRef
 if TYPE_CHECKING:
     import torch
     from torch.utils.data import Dataset
+
+# The contract of a workload: what a file in ``models/``, or the user's own, defines.
+#
+# A workload is a module (or an object in one) with four required functions and some optional ones. Every function takes
+# the same frozen `Context` first, so that none needs globals:
+#
+# ========================  ==========================================================================
+# ``model(ctx)``            -> ``torch.nn.Module`` on the CPU; autotune moves it to ``ctx.device``
+# ``dataset(ctx)``          -> a ``torch.utils.data.Dataset`` or ``IterableDataset``; it does its own decoding and
+#                           augmentation, which belong in the loader's workers. One that is iterated shuffles and
+#                           divides itself among workers
+# ``optimizer(ctx, m)``     -> ``torch.optim.Optimizer`` over ``m``'s parameters, created after ``m`` was moved
+# ``loss(ctx, m, batch)``   -> scalar tensor, shape ``()``, connected to the graph. ``batch`` is the output of
+#                           the collate function, with all tensors on the device. Called under autocast if
+#                           the precision knob says so
+# *optional*
+# ``loader(ctx, options)``  -> what is iterated for batches, epoch after epoch. ``options`` are the keyword arguments
+#                           that a ``DataLoader`` would get under the configuration (``dataset``, ``batch_size``,
+#                           ``num_workers``, ``collate_fn``, …): hand them on with a sampler of your own, or read what
+#                           another kind of loader understands (default: ``DataLoader(**options)``)
+# ``collate(ctx)``          -> the function that turns a list of samples into a batch (default: PyTorch's)
+# ``samples(ctx, batch)``   -> int: the number of samples in the batch (default: ``ctx.batch_size``)
+# ``after_backward(ctx, m)``   gradients are complete and unscaled: the place to clip them
+# ``after_step(ctx, m)``       the weights have been updated: the place for an EMA
+# ``parallel(ctx, m)``      -> how several ranks share the training of ``m``, which is on its device: ``m`` sharded by
+#                           ``torch.distributed.fsdp.fully_shard``, say. Ranks have met (default, and with one rank
+#                           nothing is called: ``DistributedDataParallel`` averages gradients)
+# ``evaluate(ctx, m, batch)``  one batch of an evaluation pass, called in evaluation mode, without gradients
+#                           and under the precision knob's autocast. Run to check that it fits into memory beside
+#                           the training, which discards its result, and after each epoch of a whole one, which
+#                           averages it over the samples: a number, or a dict of numbers by name (default: ``loss``)
+# ``metric(ctx, m)``        -> float: how well the model does, of whatever kind and data, once it has trained for some
+#                           steps. Called in evaluation mode, without gradients and under the precision knob's
+#                           autocast, when a finalist is checked: it must come out as it does in eager fp32. Of a
+#                           whole training it is reported after each epoch: the first rank's, where there are several
+# ``largest_sample(ctx, d)``   -> the sample of the data set ``d`` that takes the most memory, for the same
+#                           purpose (default: if shapes vary, the largest of some that are looked at)
+# *optional, for whole trainings only* (``autotune train --epochs``)
+# ``validation(ctx)``       -> the data set that is evaluated after each epoch, in order and with its last batch,
+#                           however small; ``None`` for none (default: none, and ``evaluate`` is not called). Ranks
+#                           divide one with a length
+# ``schedule(ctx, o, n)``   -> the learning-rate scheduler of the optimizer ``o``, stepped after each of the ``n`` steps
+#                           of the training; ``n`` is ``None`` if the length of an epoch is not known
+# ``state(ctx, m)``         -> what the training knows besides weights, buffers and optimizer (an average of the weights
+#                           in a variable of the file's, say), of tensors, numbers, text, and dicts, lists and
+#                           tuples of them: anything else is refused. Called after the first step, too. All of
+#                           several ranks call it, the first one's is kept, and all get that back
+# ``load_state(ctx, m, s)``    put that back, when a training goes on
+# *constants, optional*
+# ``BATCH_SIZE``            the batch size of the baseline when the user states none (default 32)
+# ``IMAGE_SIZE``            side in pixels on a GPU; ``CPU_IMAGE_SIZE`` on a CPU (default: the same)
+# ``DATA``                  ``"images"``: runs on autotune's generated photographs, or on ``--data DIR``;
+#                           ``None`` (default): the workload brings its own data
+# ``VARYING_SHAPES``        True when tensor shapes differ from batch to batch, those of box lists included. Whether
+#                           the shapes of images do is looked at on a GPU, whatever is said here
+# ``KNOBS``                 ``{"name": (baseline, other, ...)}``: the workload's own knobs, searched as
+#                           ``workload.name`` and read with ``ctx.knob("name")``. `knob` declares whether a
+#                           knob changes the maths
+# ``DDP``                   ``{"find_unused_parameters": True}``: what ``DistributedDataParallel`` needs to be told to
+#                           train this model in several ranks
+# ``ARGS``                  ``{"name": "default"}``: what ``--arg name=value`` may set, read with ``ctx.arg``
+# ========================  ==========================================================================
+#
+# A batch may be a tensor, or any nesting of tuples, lists, dicts and dataclasses of them; anything else passes through
+# untouched. Batches of images are ``(N, C, H, W)``.
 
 #: The required functions, and the number of arguments that each has besides its context.
 REQUIRED = {"model": 0, "dataset": 0, "optimizer": 1, "loss": 2}
@@ -324,3 +325,39 @@ def optional(workload: Workload, name: str) -> Callable[..., Any] | None:
     """Return an optional function of the workload, or ``None``."""
     found = getattr(workload, name, None)
     return found if callable(found) else None
+
+
+# Data sets that stand around another one: to time it, to repeat it, or to put a store in front of it.
+
+
+class Wrapper:
+    """What all of them share. A loader of the workload's own may ask for more than samples, such as their lengths.
+
+    Args:
+        inner: the data set inside.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getattr__(self, name: str) -> Any:
+        # While it is unpickled, the inner one is not there yet. What is PyTorch's or Python's own, such as
+        # `__getitems__`, would go round what the wrapper does.
+        if name == "inner" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def many(self, indices: list[Any]) -> list[Any]:
+        """Return the inner one's samples of these indices, at once if it can."""
+        at_once = getattr(self.inner, "__getitems__", None)
+        return list(at_once(indices)) if at_once else [self.inner[index] for index in indices]
+
+
+def innermost(dataset: Any) -> Any:
+    """Return the data set that all wrappers stand around."""
+    while isinstance(dataset, Wrapper):
+        dataset = dataset.inner
+    return dataset

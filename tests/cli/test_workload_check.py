@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autotune.base.errors import AutotuneError, UsageError, WorkloadError
-from autotune.cli.workload_check import check_workload, unchecked_workloads
+from autotune.cli.job_request import check_workload, unchecked_workloads
 from autotune.launcher.watch import is_alive
 from autotune.workload.catalog import find_workload
 from tests.support import make_job_request, make_study_spec

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autotune.base.records import Done, Job, JobState
-from autotune.daemon.upkeep import rematch
+from autotune.daemon.service import rematch
 from autotune.profile.store import Store
 
 from ..process.alive import wait_until  # noqa: TID252

@@ -10,7 +10,7 @@ import sys
 
 from autotune.base.clock import SystemClock
 from autotune.base.records import Surroundings
-from autotune.child import surroundings
+from autotune.child import windows
 from autotune.cli import doctor
 from autotune.machine import gpu, nvml
 from autotune.search import devices
@@ -20,7 +20,7 @@ names = {
     "nvml": nvml,
     "devices": devices,
     "doctor": doctor,
-    "surroundings": surroundings,
+    "surroundings": windows,
     "Surroundings": Surroundings,
     "clock": SystemClock(),
 }

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from autotune.base.records import HeatPlan, LaunchKind, MeasurePlan, TrialStatus
-from autotune.study.heats import run_heat
+from autotune.study.history import run_heat
 from autotune.workload.catalog import find_workload
 from tests.support import make_spec
 

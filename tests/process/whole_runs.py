@@ -21,7 +21,7 @@ import torch.distributed.fsdp
 import torch.distributed.tensor  # noqa: F401  (several ranks import both)
 
 from autotune.cli import main
-from autotune.training.whole_training import checkpoints, course, evaluation
+from autotune.training.whole_training import checkpoints, course
 
 #: What is called at each moment, and whether the signal comes before it or after it.
 MOMENTS = {
@@ -29,7 +29,7 @@ MOMENTS = {
     "middle of a write": (checkpoints._Hashing, "write", True),
     "written beside it": (checkpoints, "write_atomic", True),
     "written": (checkpoints, "create_atomic", True),
-    "evaluation": (evaluation.Evaluation, "_of", False),
+    "evaluation": (course.Evaluation, "_of", False),
     "between epochs": (checkpoints.EpochHistory, "write", True),
 }
 

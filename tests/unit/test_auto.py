@@ -15,7 +15,7 @@ from optuna.trial import TrialState
 from autotune.base.records import Config, Measurement, Phase, Trial, TrialResult, TrialStatus, Value
 from autotune.knobs import KNOBS
 from autotune.samplers import AutoSampler, Experience
-from autotune.samplers.auto.candidates import POOL
+from autotune.samplers.auto.posterior import POOL
 from autotune.samplers.sampler import RECORD, distributions, suggest, tell
 from autotune.space import Lessons, Space, canonical, key
 from autotune.study.history import finished

@@ -10,13 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.base.records import Phase, Trial, TrialResult, TrialStatus, Value
-from autotune.samplers.auto.candidates import POOL, Offers, neighbours
-from autotune.samplers.auto.features import DEVICE, WHOLE, Features
+from autotune.samplers.auto.features import DEVICE, WHOLE, Features, combined
 from autotune.samplers.auto.memory import HEADROOM, MemoryModel
-from autotune.samplers.auto.posterior import observation
+from autotune.samplers.auto.posterior import POOL, Offers, neighbours, observation
 from autotune.samplers.auto.rates import RateModel
 from autotune.samplers.auto.regression import Observation, Prior, Regression
-from autotune.samplers.auto.worlds import combined
 from autotune.samplers.sampler import CostModel, Experience
 from autotune.space import Lessons, key
 from tests.support import make_measurement

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.child.surroundings import Watcher
+from autotune.child.windows import Watcher
 from autotune.machine.cpu_load import Rapl
 from tests.support import FakeClock
 

@@ -19,8 +19,7 @@ from autotune.launcher.lanes import ThreadLanes, VirtualLanes
 from autotune.search import Environment, devices, resume, search
 from autotune.space import key
 from autotune.study.budget import Budget
-from autotune.study.heats import dealt
-from autotune.study.history import read_launches
+from autotune.study.history import dealt, read_launches
 from autotune.study.launches import LaunchConditions, Place, RunningLaunches, once
 from autotune.study.tables import read_trials
 from tests.support import FakeClock, Play, ScriptedLauncher, make_probe, make_spec

@@ -12,7 +12,7 @@ import pytest
 from autotune.base.errors import ResumeRefusedError, WorkloadError
 from autotune.base.records import TrialSpec, TrialStatus
 from autotune.search import resume, search
-from autotune.study.source_watch import SourceWatch
+from autotune.study.launches import SourceWatch
 from autotune.study.tables import read_trials
 from autotune.workload import catalog
 from autotune.workload.catalog import source_hash

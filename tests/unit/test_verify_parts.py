@@ -8,8 +8,14 @@ from autotune import stats
 from autotune.base.records import Finding, Limit
 from autotune.search.outcome import conclude
 from autotune.search.recheck import kept
-from autotune.search.verify.ablation import variants_of
-from autotune.search.verify.ceilings import DeviceAndLoader, bottleneck, contradictory, verdict, without_store
+from autotune.search.verify.ceilings import (
+    DeviceAndLoader,
+    bottleneck,
+    contradictory,
+    variants_of,
+    verdict,
+    without_store,
+)
 from autotune.search.verify.race import Entrant, Race, entrant, finalists
 from autotune.search.verify.winner import Proof
 from autotune.space import Space, build_space, simplicity

@@ -11,7 +11,7 @@ from autotune.base.layout import StudyFiles
 from autotune.base.observer import Silent
 from autotune.base.records import CommandRef, Finding, TrialSpec
 from autotune.search import Environment, fork, preview, resume, search
-from autotune.search.warm_start import _is_alike
+from autotune.search.setup import _is_alike
 from autotune.space import key
 from autotune.study.agenda import waits_as_long
 from autotune.study.request import read_request

@@ -8,8 +8,7 @@ import pytest
 
 from autotune.base.records import MeasurePlan, Surroundings, Window
 from autotune.child.failure import Disturbed
-from autotune.child.surroundings import LASTING
-from autotune.child.windows import LONGEST_HISTORY, Block, Timed, Windows
+from autotune.child.windows import LASTING, LONGEST_HISTORY, Block, Timed, Windows
 
 #: Windows of ten steps of a second with eight samples each, in virtual time.
 PLAN = MeasurePlan(target_halfwidth=0.02, min_windows=4, max_measure_s=100.0)

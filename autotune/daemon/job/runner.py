@@ -43,8 +43,7 @@ from autotune.base.records import (
     Trial,
     Value,
 )
-from autotune.daemon.children import Children
-from autotune.daemon.claims import Claims
+from autotune.daemon.claims import Children, Claims
 from autotune.launcher.watch import JOB_MARK, is_alive, kill_marked
 from autotune.workload.catalog import source_hash
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from autotune.base.errors import AutotuneError
 from autotune.base.layout import DaemonFiles
-from autotune.daemon.web.address import TOKEN
+from autotune.daemon.web.process import TOKEN
 from autotune.daemon.web.server import make_server
 
 

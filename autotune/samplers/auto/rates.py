@@ -10,11 +10,8 @@ import numpy as np
 
 from autotune.base.records import Config, Side
 from autotune.knobs.num_workers import workers_of
-from autotune.samplers.auto.features import DEVICE, LOADER, WHOLE, Array, Features
-from autotune.samplers.auto.pool import Pool
+from autotune.samplers.auto.features import DEVICE, LACK_SD, LOADER, WHOLE, Array, Features, Pool, Shown, combined
 from autotune.samplers.auto.regression import Fitted, Observation, Prior, Regression, Rest, Sides, log_density
-from autotune.samplers.auto.shown import LACK_SD, Shown
-from autotune.samplers.auto.worlds import combined
 from autotune.space import Space, delivery_part, device_part, key
 
 # Predicts how fast a configuration trains, from the trials so far.

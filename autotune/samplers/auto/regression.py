@@ -11,10 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from autotune.base.records import Config
-from autotune.samplers.auto.features import Array, Bools
-from autotune.samplers.auto.pool import Pool
-from autotune.samplers.auto.shown import Shown, corrections
-from autotune.samplers.auto.worlds import Worlds, combined
+from autotune.samplers.auto.features import Array, Bools, Pool, Shown, Worlds, combined, corrections
 from autotune.space import simplicity
 
 # Bayesian linear regression in closed form.

@@ -18,8 +18,7 @@ from autotune import stats
 from autotune.base.records import Heat, HoldVerdict, Standing, StudyHeat, Trial, TrialStatus
 from autotune.knobs.num_workers import workers_of
 from autotune.samplers.auto.rates import MOSTLY_DEVICE
-from autotune.search.verify.ablation import FEW_WAITS
-from autotune.search.verify.ceilings import HEADROOM
+from autotune.search.verify.ceilings import FEW_WAITS, HEADROOM
 from autotune.search.verify.data_check import takes_s
 from autotune.search.verify.race import (
     Comparison,

@@ -19,8 +19,7 @@ from autotune.base.records import (
     Value,
 )
 from autotune.knobs import KNOBS
-from autotune.search.verify.ablation import ablate, set_back
-from autotune.search.verify.ceilings import bottlenecks, check_holding, reads_apart
+from autotune.search.verify.ceilings import ablate, bottlenecks, check_holding, reads_apart, set_back
 from autotune.search.verify.data_check import check_data, not_compared, takes_s
 from autotune.search.verify.final import Final
 from autotune.search.verify.race import (

@@ -33,7 +33,7 @@ from autotune.base.records import Record
 from autotune.training.exchange import largest
 from autotune.training.feed import SampleOrder
 from autotune.training.whole_training.identity import VERSION, Head
-from autotune.workload.wrapping import Wrapper
+from autotune.workload.contract import Wrapper
 
 # The checkpoints of a training: the newest two, each complete or absent, whatever happens to the process.
 #
