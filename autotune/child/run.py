@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import traceback
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from autotune.base.ranks import RANK_VARIABLES
 from autotune.base.records import (
     TRANSIENT,
     Heat,
+    HeatPlan,
     Hold,
     LaunchKind,
     Measurement,
@@ -87,8 +89,8 @@ def run(spec_path: Path, beat_descriptor: int) -> int:
         for name in RANK_VARIABLES:
             # Of whatever has started the search.
             os.environ.pop(name, None)
-    noted = spec.command is None and spec.check is not None and spec.check.deliveries is not None
     # What a loader delivers, a rank tells alone.
+    noted = spec.check is not None and spec.check.deliveries is not None
     if spec.ranks == 1 or spec.kind not in RANKED or noted:
         alone, kept = spec.model_copy(update={"ranks": 1}), KeptScript()
         code = _carry_out(alone, LaunchFiles(spec_path.parent), beat_descriptor, kept)
@@ -163,7 +165,8 @@ def _guarded(
         system.raise_for_workers_between_batches()
         if board is not None and spec.rank and spec.kind is not LaunchKind.TRAIN_CHECK:
             follow(spec, beats, clock, began, board)
-        return _End(Verdict(TrialStatus.COMPLETE, ""), _work(spec, beats, clock, began, kept))
+        subject = (_Workload if spec.command is None else _Script)(spec, beats, clock, began, kept)
+        return _End(Verdict(TrialStatus.COMPLETE, ""), subject.do())
     except Slow as slow:
         cause = f"{slow}, and below {spec.plan.prune_below_per_s:.4g} is not the best"
         return _End(Verdict(TrialStatus.PRUNED, cause), _Done(measurement=slow.measurement), slow.rate_per_s)
@@ -197,41 +200,84 @@ def _in_turn(spec: TrialSpec, beats: Beats) -> TrialSpec:
     return spec.model_copy(update={"config": dict(spec.heat.entrants[beats.whose])})
 
 
-def _work(spec: TrialSpec, beats: Beats, clock: Clock, began: float, kept: KeptScript) -> _Done:
-    """Run the launch according to its kind."""
-    match spec.kind:
-        case LaunchKind.PROBE:
-            if spec.command is None:
-                return _Done(probe=probe(spec, beats, clock))
-            # By the host's monotonic clock, which `clock` shows here.
-            look = partial(probe_command, began=began, kept=kept)
-            return _Done(probe=first_look(spec, spec.command, beats, look))
-        case LaunchKind.MEASURE:
-            if spec.command is not None:
-                return _Done(measurement=measure_command(spec, beats, clock, began, kept))
-            return _Done(measurement=measure(spec, beats, clock, began))
-        case LaunchKind.DEVICE_ONLY:
-            return _Done(measurement=device_only(spec, beats, clock, began))
-        case LaunchKind.LOADER_ONLY:
-            return _Done(measurement=loader_only(spec, beats, clock, began))
-        case LaunchKind.TRAIN_CHECK:
-            if spec.command is not None:
-                return _Done(check=check_command(spec, beats))
-            notes = spec.check is not None and spec.check.deliveries is not None
-            return _Done(check=deliver(spec, beats) if notes else train_check(spec, beats))
-        case LaunchKind.HOLD:
-            return _Done(hold=hold(spec, beats, clock))
-        case LaunchKind.HEAT:
-            return _Done(heat=_heat(spec, beats, clock, began, kept))
+class _Subject(ABC):
+    """What a launch trains, and how each kind of launch is done with it."""
+
+    def __init__(self, spec: TrialSpec, beats: Beats, clock: Clock, began: float, kept: KeptScript) -> None:
+        self.spec, self.beats, self.clock, self.began, self.kept = spec, beats, clock, began, kept
+
+    def do(self) -> _Done:
+        """Run the launch according to its kind."""
+        match self.spec.kind:
+            case LaunchKind.PROBE:
+                return _Done(probe=self.probe())
+            case LaunchKind.MEASURE:
+                return _Done(measurement=self.measure())
+            case LaunchKind.DEVICE_ONLY:
+                return _Done(measurement=device_only(self.spec, self.beats, self.clock, self.began))
+            case LaunchKind.LOADER_ONLY:
+                return _Done(measurement=loader_only(self.spec, self.beats, self.clock, self.began))
+            case LaunchKind.TRAIN_CHECK:
+                return _Done(check=self.check())
+            case LaunchKind.HOLD:
+                return _Done(hold=hold(self.spec, self.beats, self.clock))
+            case LaunchKind.HEAT:
+                if self.spec.heat is None:
+                    raise AutotuneError(f"{self.spec.launch} is to compare configurations and is not told which")
+                return _Done(heat=self.heat(self.spec.heat))
+
+    @abstractmethod
+    def probe(self) -> Probe:
+        """Look at it, and at this machine."""
+
+    @abstractmethod
+    def measure(self) -> Measurement:
+        """Measure its rate."""
+
+    @abstractmethod
+    def check(self) -> TrainCheck:
+        """Train a few steps from the same weights as others."""
+
+    @abstractmethod
+    def heat(self, plan: HeatPlan) -> Heat:
+        """Compare configurations in turns."""
 
 
-def _heat(spec: TrialSpec, beats: Beats, clock: Clock, began: float, kept: KeptScript) -> Heat:
-    if spec.heat is None:
-        raise AutotuneError(f"{spec.launch} is to compare configurations and is not told which")
-    if spec.command is not None:
-        return command_heat(spec, spec.heat, beats, clock, began, kept)
-    take_turns = device_heat if spec.heat.side == "device" else loader_heat
-    return take_turns(spec, spec.heat, beats, clock, began)
+class _Workload(_Subject):
+    """A workload's file, trained in this process."""
+
+    def probe(self) -> Probe:
+        return probe(self.spec, self.beats, self.clock)
+
+    def measure(self) -> Measurement:
+        return measure(self.spec, self.beats, self.clock, self.began)
+
+    def check(self) -> TrainCheck:
+        notes = self.spec.check is not None and self.spec.check.deliveries is not None
+        return deliver(self.spec, self.beats) if notes else train_check(self.spec, self.beats)
+
+    def heat(self, plan: HeatPlan) -> Heat:
+        take_turns = device_heat if plan.side == "device" else loader_heat
+        return take_turns(self.spec, plan, self.beats, self.clock, self.began)
+
+
+class _Script(_Subject):
+    """A command, which trains in a process of its own and is watched from here. Times are by the host's monotonic
+    clock, which `clock` shows here."""
+
+    def probe(self) -> Probe:
+        assert self.spec.command is not None
+        look = partial(probe_command, began=self.began, kept=self.kept)
+        return first_look(self.spec, self.spec.command, self.beats, look)
+
+    def measure(self) -> Measurement:
+        return measure_command(self.spec, self.beats, self.clock, self.began, self.kept)
+
+    def check(self) -> TrainCheck:
+        return check_command(self.spec, self.beats)
+
+    def heat(self, plan: HeatPlan) -> Heat:
+        return command_heat(self.spec, plan, self.beats, self.clock, self.began, self.kept)
 
 
 def _lift_limit() -> None:

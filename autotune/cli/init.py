@@ -23,8 +23,8 @@ from autotune.base.errors import UsageError
 from autotune.base.files import write_atomic
 from autotune.cli.help_text import options_in
 from autotune.cli.options import ENDING, KnownFlag, known_flags, quoted
-from autotune.search.script import command_name
 from autotune.search.study_folders import require_utf8
+from autotune.search.subject import command_name
 from autotune.workload.contract import DEFAULT_BATCH_SIZE
 
 # ``autotune init -- python train.py``: writes the file of a training script, from what its ``--help`` says.

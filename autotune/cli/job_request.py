@@ -33,8 +33,8 @@ from autotune.cluster.slurm_commands import require_sbatch
 from autotune.cluster.slurm_queue import Allocation, SlurmQueue, allocation
 from autotune.search.replay import read_surface
 from autotune.search.request import check_request
-from autotune.search.script import script_of
 from autotune.search.study_folders import check_study_name
+from autotune.search.subject import script_of
 from autotune.study.storage_url import SECRET_VARIABLES
 from autotune.workload.catalog import find_objective, find_workload, source_hash
 

@@ -26,7 +26,7 @@ from autotune.cli.help_text import HelpOption
 from autotune.knobs import KNOBS, Knob, OwnOption, spell
 from autotune.profile import plain_data
 from autotune.search import NEWEST, find_study
-from autotune.search.script import command_name
+from autotune.search.subject import command_name
 from autotune.study.request import SearchOption, option, spec_of
 from autotune.study.storage_url import url_of_environment
 

@@ -36,8 +36,8 @@ from autotune.profile import Profile, read
 from autotune.search import NEWEST, load_outcome
 from autotune.search.ranking import profile_from
 from autotune.search.request import require_linux
-from autotune.search.script import command_name, command_ref, unlike_the_search
 from autotune.search.study_folders import numbered_folder
+from autotune.search.subject import command_name, command_ref, unlike_the_search
 from autotune.space import too_large
 from autotune.study.request import option
 

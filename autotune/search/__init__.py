@@ -25,9 +25,9 @@ from autotune.search.devices import resolve_devices
 from autotune.search.dry_run import DryRun, dry_run_of
 from autotune.search.request import check_request, require_linux
 from autotune.search.run import SearchResult, search_and_prove
-from autotune.search.script import left_sentence
 from autotune.search.setup import Environment, Setup, best_of, first_headline, run_of, set_up
 from autotune.search.study_folders import NEWEST, check_study_name, find_study, new_folder, require_utf8, study_argument
+from autotune.search.subject import left_sentence
 from autotune.space import Space
 from autotune.study.budget import refuse_reserved
 from autotune.study.database import name_taken, open_study, open_to_read

@@ -31,9 +31,9 @@ from autotune.knobs.knob import OTHERS
 from autotune.knobs.num_workers import WORKERS, workers_of
 from autotune.profile import Compared, Conditions, Gives, Measured, Profile, ProfileWorkload, Provenance, Versions
 from autotune.report.sentences import data_of, measurement_of
-from autotune.search.script import left_behind, own_folders
 from autotune.search.setup import Setup
 from autotune.search.study_folders import resume_command, study_argument
+from autotune.search.subject import own_folders
 from autotune.search.verify import Proof
 from autotune.search.verify.winner import MAY_BE_FASTER
 from autotune.space import Lessons, Space, device_part, key, maths_part
@@ -281,10 +281,10 @@ def outcome_of(setup: Setup, proof: Proof, course: Course, conclusion: Conclusio
         evidence=conclusion.evidence,
         again=resume_command(study_argument(files), course.more_s) if unproven and not spent else None,
         model=spec.model,
-        command=() if spec.command is None else spec.command.words,
+        command=setup.run.subject.words,
         flags=spec.flags,
         counts=course.counts,
-        left=left_behind(files, spec),
+        left=setup.run.subject.left(files),
         own_folders=own_folders(spec),
         folder=str(files.folder),
         # What is not proven is not promised.
@@ -420,7 +420,7 @@ def profile_of(setup: Setup, outcome: Outcome, course: Course) -> Profile:
             allow_busy=outcome.allow_busy,
             ranks=setup.conditions.ranks,
             counts=outcome.counts,
-            cards=1 if setup.conditions.command is None else max(1, len(setup.conditions.cards)),
+            cards=max(1, len(setup.conditions.cards)) if setup.run.subject.words else 1,
             keeps_batch_size=setup.run.spec.keep_batch_size,
         ),
         fingerprint=setup.fingerprint,
@@ -445,7 +445,7 @@ def _workload(setup: Setup) -> ProfileWorkload:
     return ProfileWorkload(
         name=ref.name,
         path=None if catalog else ref.path,
-        module=None if ref.path is not None or spec.command is not None else spec.model,
+        module=None if ref.path is not None or setup.run.subject.words else spec.model,
         args=spec.args,
         flags=spec.flags,
         own={} if command is None else command.own,

@@ -33,8 +33,8 @@ from autotune.profile.store import differences as differences_here
 from autotune.profile.store import look_here
 from autotune.profile.yaml import CODE, PROFILE
 from autotune.search.request import check_request, model_of, require_linux
-from autotune.search.script import command_name
 from autotune.search.setup import Environment, run_of, set_up
+from autotune.search.subject import command_name
 from autotune.search.verify.final import Final
 from autotune.search.verify.race import MAX_ROUNDS, Comparison, Entrant, Race, ended_from_outside
 from autotune.space import key, samples_at_once

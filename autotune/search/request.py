@@ -10,17 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.base.errors import MachineError, UnknownNameError, UsageError, WorkloadError
+from autotune.base.errors import MachineError, UnknownNameError, UsageError
 from autotune.base.records import StudySpec, Value, WorkloadRef
 from autotune.knobs import KNOBS
 from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
-from autotune.launcher.entering import told_values
 from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus, visible, with_instances
 from autotune.machine.nvml import has_nvidia_card
 from autotune.profile import Profile, printable
 from autotune.samplers.sampler import SAMPLERS
-from autotune.search.script import checked_script, refuse_for_workload
-from autotune.search.study_folders import STUDY_NAME, require_utf8
+from autotune.search.study_folders import STUDY_NAME, absolute, require_utf8
+from autotune.search.subject import Subject
 from autotune.space import SpaceRequest, parse_value
 from autotune.workload.catalog import (
     declared_knobs,
@@ -39,12 +38,10 @@ def check_request(spec: StudySpec) -> WorkloadRef:
         UsageError: a name is unknown, or a value is invalid on every machine.
         WorkloadError: the data folder does not exist or is not a folder.
     """
-    ref = find_workload(spec.model, spec.args) if spec.script is None else checked_script(spec, spec.script)
+    ref = Subject.of(spec).checked()
     for path in (ref.path, spec.data, *map(find_objective, spec.objectives)):
         if path is not None:
             require_utf8(absolute(path))
-    if spec.command is None:
-        refuse_for_workload(spec)
     if spec.sampler not in SAMPLERS:
         raise UnknownNameError("sampler", spec.sampler, SAMPLERS)
     if spec.on is None and spec.on_resources:
@@ -61,15 +58,6 @@ def check_request(spec: StudySpec) -> WorkloadRef:
     if not _DEVICE.fullmatch(spec.device):
         raise UsageError(
             f"unknown device {spec.device!r}", advice="choices: auto, cpu, cuda, cuda:N, cuda:GPU-…, cuda:MIG-…."
-        )
-    if (
-        spec.command is None
-        and spec.data not in ("generated", "synthetic")
-        and not os.path.isdir(Path(spec.data).expanduser())
-    ):
-        raise WorkloadError(
-            f"there is no folder {spec.data!r}",
-            advice="--data takes a folder with one folder of images per class, or generated, or synthetic.",
         )
     return ref
 
@@ -111,7 +99,7 @@ def request_for_space(spec: StudySpec, knobs: Mapping[str, tuple[Value, ...]] | 
         batch_size=whole or spec.batch_size,
         keep_batch_size=spec.keep_batch_size or whole is not None,
         global_batch=whole,
-        told={} if spec.script is None else told_values(spec.script),
+        told=Subject.of(spec).told,
     )
 
 
@@ -236,7 +224,3 @@ def _numbers_are_unclear(cards: list[Gpu]) -> bool:
     NVML numbers them by their place on the bus. CUDA puts the fastest first, unless CUDA_DEVICE_ORDER says otherwise.
     """
     return os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID" and len({card.name for card in cards}) > 1
-
-
-def absolute(path: str | Path) -> Path:
-    return Path(path).expanduser().absolute()

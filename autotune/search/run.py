@@ -162,7 +162,7 @@ def _course(
         wait_s=run.budget.waited_s,
         counts=measurement.counts if measurement else "samples",
         epoch_samples=(measurement.epoch_samples or None) if measurement else None,
-        samples_read=None if run.spec.command is not None else launches.running.reading.samples,
+        samples_read=None if run.subject.words else launches.running.reading.samples,
         more_s=proof_takes_s(contest, study.noise, likely),
     )
 

@@ -43,9 +43,9 @@ from autotune.machine import page_cache
 from autotune.machine.host import fingerprint, read_host
 from autotune.machine.nvml import kept_open
 from autotune.search.devices import cards_for, cards_from, devices_text, require_energy_counters, resolve_devices
-from autotune.search.request import Device, absolute, request_for_space
-from autotune.search.script import ALL, before_measuring, cards_seen, ranks_told, refuse_ranks, script_of, slow_start
-from autotune.search.study_folders import resume_command, study_argument
+from autotune.search.request import Device, request_for_space
+from autotune.search.study_folders import absolute, resume_command, study_argument
+from autotune.search.subject import ALL, Subject, cards_seen, ranks_told
 from autotune.space import Space, build_space, key
 from autotune.space.formatting import count
 from autotune.space.requirements import Requirements
@@ -249,6 +249,11 @@ class Run:
     shared: SharedStudy | None = None
 
     @property
+    def subject(self) -> Subject:
+        """What is trained."""
+        return Subject.of(self.spec)
+
+    @property
     def target(self) -> Device:
         """The device on which launches run alone."""
         return self.devices[0]
@@ -341,8 +346,6 @@ def run_of(files: StudyFiles, spec: StudySpec, ref: WorkloadRef, env: Environmen
 
 # The setup of a search before its first trial: data, probe and legal space.
 
-#: The data of the first probe, in which the workload reports the data it needs.
-_NO_DATA = DataRef(kind="none")
 #: Batches that are repeated where a data set keeps what it has made.
 _REPEATED = 16
 #: A verdict takes about as many launches as long as the probe, at least.
@@ -400,13 +403,8 @@ def set_up(run: Run, *, measuring: bool = True) -> Setup:
     conditions, probe, data_s = _probed(run)
     if measuring:
         run.env.observer.begins(run.spec, _headline(run, conditions, probe))
-        command = run.spec.script
-        if command is not None:
-            budget_s = run.spec.budget_s
-            told = [_alone(run), _read_often(probe), slow_start(run.files, budget_s)]
-            told += before_measuring(command, run.files, probe)
-            for sentence in filter(None, told):
-                run.env.observer.says(sentence)
+        for sentence in filter(None, (_alone(run), *run.subject.before_measuring(run.files, probe))):
+            run.env.observer.says(sentence)
         data, warm_s = run.uncounted(lambda: _warmed(run, conditions.data))
         conditions, data_s = replace(conditions, data=data), data_s + warm_s
     host, ranks = run.host, conditions.ranks
@@ -420,22 +418,10 @@ def set_up(run: Run, *, measuring: bool = True) -> Setup:
     return Setup(run, conditions, probe, host, machine, space, data_s)
 
 
-def _read_often(probe: Probe) -> str | None:
-    """Return that each worker of the script's own reads all of an iterated data set; ``None`` if none is seen to."""
-    sets = () if probe.deliveries is None else probe.deliveries.sets
-    times = max(map(stats.times_read, sets), default=1)
-    return (
-        f"each of the script's {times} workers reads all of its iterated data set, so that samples come {times} times "
-        "in an epoch: torch.utils.data.get_worker_info() tells them apart"
-        if times > 1
-        else None
-    )
-
-
 def _alone(run: Run) -> str | None:
     """Return that a script sees one card of several; ``None`` if its command says how many it takes."""
-    command = run.spec.command
-    if command is None or run.target.gpu is None or run.away is not None or ranks_told(command.words) is not None:
+    words = run.subject.words
+    if not words or run.target.gpu is None or run.away is not None or ranks_told(words) is not None:
         return None
     seen = cards_seen()
     return (
@@ -490,15 +476,9 @@ def _headline(run: Run, conditions: LaunchConditions, probe: Probe) -> str:
 def _first_conditions(run: Run) -> LaunchConditions:
     """Return the conditions of the first probe, in which the workload reports the data it needs."""
     spec = run.spec
-    data = _NO_DATA
-    if spec.data == "synthetic":
-        data = data_sets.synthetic()
-    # A script has options of its own for its data.
-    elif spec.data != "generated" and spec.command is None:
-        data = DataRef(kind="folder", path=str(absolute(spec.data)))
     return LaunchConditions(
         workload=run.ref,
-        data=data,
+        data=run.subject.data(),
         device=run.target.name,
         batch_size=spec.rank_batch or spec.batch_size or DEFAULT_BATCH_SIZE,
         image_size=spec.image_size,
@@ -506,27 +486,18 @@ def _first_conditions(run: Run) -> LaunchConditions:
         worker_start_method="fork",
         memory_limit_bytes=spec.memory_limit_bytes,
         command=spec.script,
-        env=_place(run.target, spec.ranks if spec.command is None else _cards_of_script(run)).env,
+        env=_place(run.target, _cards(run)).env,
         ranks=spec.ranks,
         cores=run.target.cores,
         beside=tuple(map(_place, run.devices[1:])),
     )
 
 
-def _cards_of_script(run: Run) -> int:
-    """Return how many cards a script is to see: as many as its launcher starts processes.
-
-    Raises:
-        ImpossibleError: its launches have one card each.
-    """
-    command = run.spec.command
-    if command is None or run.target.gpu is None:
+def _cards(run: Run) -> int:
+    if run.target.gpu is None:
         return 1
-    if len(run.devices) > 1 or run.is_elsewhere:
-        refuse_ranks(command.words, "here each launch has one card")
-        return 1
-    told = ranks_told(command.words)
-    return cards_from(run.target) if told == ALL else told or 1
+    cards = run.subject.cards(one_each=len(run.devices) > 1 or run.is_elsewhere)
+    return cards_from(run.target) if cards == ALL else cards
 
 
 def _place(device: Device, ranks: int = 1) -> Place:
@@ -573,11 +544,9 @@ def _probed(run: Run) -> tuple[LaunchConditions, Probe, float]:
 
 def _source(run: Run, probe: Probe) -> SourceWatch | None:
     ref = run.ref
-    script = None if run.spec.command is None else script_of(run.spec.command)
-    if script is not None:
-        return SourceWatch(script, ref.sha256)
-    if ref.path is not None:
-        return SourceWatch(Path(ref.path), ref.sha256)
+    file = run.subject.file(ref)
+    if file is not None:
+        return SourceWatch(file, ref.sha256)
     if run.away is not None:
         return None
     # Only the probe can find the file of a module.

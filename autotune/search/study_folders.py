@@ -134,3 +134,7 @@ def study_argument(files: StudyFiles) -> str:
 def resume_command(study: str, more_s: float) -> str:
     """Return the command that goes on with a study for about so many more seconds."""
     return f"autotune resume {shlex.quote(study)} --budget +{_STEP_S * math.ceil(_AMPLE * max(1.0, more_s) / _STEP_S)}s"
+
+
+def absolute(path: str | Path) -> Path:
+    return Path(path).expanduser().absolute()

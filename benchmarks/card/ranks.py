@@ -9,7 +9,7 @@ from typing import Any
 
 from autotune.base.records import CommandRef, LaunchKind, MeasurePlan, TrialResult, TrialSpec, Value
 from autotune.machine.gpu import NvmlUnavailable, gpus, visible
-from autotune.search.script import command_name, command_ref
+from autotune.search.subject import command_name, command_ref
 from benchmarks.card.launches import SHORT, base_config, figures_of, launcher, run, spec_for
 from benchmarks.card.stage import NO_TIME, Skipped, Stage
 from benchmarks.card.trials import FAST, ONE_TRIAL_S

@@ -13,7 +13,7 @@ import torch
 
 from autotune.base.records import CheckPlan, CommandRef, HoldPlan, LaunchKind, Phase, TrialStatus
 from autotune.machine.gpu import gpus
-from autotune.search.script import command_name, command_ref
+from autotune.search.subject import command_name, command_ref
 from autotune.training.step import Step, apply_optimizer
 
 pytestmark = pytest.mark.gpu

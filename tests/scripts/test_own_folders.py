@@ -12,8 +12,8 @@ import pytest
 
 from autotune.base.layout import StudyFiles
 from autotune.child.script_folders import elsewhere, importing
-from autotune.search import script
-from autotune.search.script import left_files as left_in
+from autotune.search import subject
+from autotune.search.subject import left_files as left_in
 
 from .conftest import SCRIPTS, Ran, Runner
 
@@ -127,7 +127,7 @@ def test_what_is_new_or_changed_is_counted_and_the_largest_named(tmp_path: Path,
 def test_a_huge_folder_is_not_looked_through(
     tmp_path: Path, study: StudyFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(script, "MOST", 3)
+    monkeypatch.setattr(subject, "MOST", 3)
     for i in range(9):
         write(tmp_path / f"a{i}", study)
     found = left_in(tmp_path, study)

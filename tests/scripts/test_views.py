@@ -17,7 +17,7 @@ from autotune.base.layout import StudyFiles
 from autotune.base.records import CommandRef, LaunchKind, Probe, TrialResult, TrialStatus
 from autotune.child import script_folders, temporary
 from autotune.launcher import ProcessLauncher
-from autotune.search.script import before_measuring, left_sentence
+from autotune.search.subject import before_measuring, left_sentence
 from tests.support import make_probe, make_spec, make_study_spec
 
 from ..process.alive import wait_until  # noqa: TID252

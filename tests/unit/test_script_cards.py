@@ -15,8 +15,8 @@ from autotune.base.records import CommandRef, WorkloadRef
 from autotune.machine.gpu import Gpu, NvmlUnavailable
 from autotune.profile import Profile, read
 from autotune.search import devices, search, setup
-from autotune.search.script import ALL, ranks_told, unlike_the_search
 from autotune.search.setup import Run
+from autotune.search.subject import ALL, ranks_told, unlike_the_search
 from autotune.study.history import read_launches
 from autotune.study.launches import LaunchConditions
 from tests.support import make_study_spec

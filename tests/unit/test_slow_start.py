@@ -7,7 +7,7 @@ import pytest
 from autotune.base.files import write_atomic
 from autotune.base.layout import StudyFiles
 from autotune.base.records import TrialResult, TrialStatus
-from autotune.search.script import slow_start
+from autotune.search.subject import slow_start
 from tests.support import make_spec
 
 

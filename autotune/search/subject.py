@@ -1,4 +1,4 @@
-"""A command as what is trained."""
+"""What is trained: a workload, or a command as it stands."""
 
 from __future__ import annotations
 
@@ -10,21 +10,29 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path, PurePath
+from types import MappingProxyType
 
-from autotune.base.errors import ImpossibleError, UsageError
+from autotune.base.errors import ImpossibleError, UsageError, WorkloadError
 from autotune.base.layout import DEFAULT_STUDIES, StudyFiles
-from autotune.base.records import CommandRef, LeftFiles, Phase, Probe, StudySpec, WorkloadRef
-from autotune.launcher.entering import check_flags, flags_of, places, python_file, refuse_deaf, set_by
+from autotune.base.records import CommandRef, DataRef, LeftFiles, Phase, Probe, StudySpec, Value, WorkloadRef
+from autotune.launcher.entering import check_flags, flags_of, places, python_file, refuse_deaf, set_by, told_values
 from autotune.machine.gpu import NvmlUnavailable, gpus, visible
 from autotune.profile import Profile
 from autotune.report.sentences import left_text
+from autotune.search.study_folders import absolute
 from autotune.space.formatting import count, listed, memory_text
+from autotune.stats import times_read
 from autotune.study.history import read_launch
 from autotune.study.launches import plan_for
-from autotune.workload.catalog import source_hash
+from autotune.workload.catalog import find_workload, source_hash
+from autotune.workload.data import sets as data_sets
+
+#: The data of the first probe, in which a workload reports the data it needs, and of all of a script.
+NO_DATA = DataRef(kind="none")
 
 # Looks for the program and the file that a command names, before anything is started.
 
@@ -79,54 +87,169 @@ def _launches_in(budget_s: float, start_s: float) -> int:
     return int(budget_s / (start_s + 2 * plan_for(budget_s, None).max_measure_s))
 
 
-def refuse_for_workload(spec: StudySpec) -> None:
-    """Refuse options of scripts beside a workload.
+class Subject(ABC):
+    """What a search trains, with all that depends on which kind of thing that is.
 
-    Raises:
-        UsageError: there is one.
+    Attributes:
+        words: its command; empty for a workload.
+        told: values of knobs that its command states.
     """
-    if spec.samples_per_step is not None:
-        raise UsageError("--samples-per-step is for training scripts", advice="a workload's loader tells.")
-    for flag, given in (
-        ("--map", bool(spec.flags)),
-        ("--output-flag", spec.output_flag is not None),
-        ("--scratch", spec.scratch),
-        ("--rate", spec.rate is not None),
-        ("--rate-file", spec.rate_file is not None),
-    ):
-        if given:
-            raise UsageError(f"{flag} is for training scripts", advice="a workload has no command.")
+
+    words: tuple[str, ...] = ()
+    told: Mapping[str, tuple[Value, ...]] = MappingProxyType({})
+
+    def __init__(self, spec: StudySpec) -> None:
+        self.spec = spec
+
+    @staticmethod
+    def of(spec: StudySpec) -> Subject:
+        """Return what a request is for."""
+        return WorkloadSubject(spec) if spec.script is None else ScriptSubject(spec, spec.script)
+
+    @abstractmethod
+    def checked(self) -> WorkloadRef:
+        """Check what is asked of it before anything is run, and return what stands for it in records.
+
+        Raises:
+            UsageError: it is not there, an option is for the other kind only, or options contradict each other.
+            WorkloadError: the data folder does not exist.
+        """
+
+    @abstractmethod
+    def data(self) -> DataRef:
+        """Return the data of the first probe."""
+
+    @abstractmethod
+    def file(self, ref: WorkloadRef) -> Path | None:
+        """Return its source, if it is known before the probe."""
+
+    @abstractmethod
+    def cards(self, *, one_each: bool) -> int:
+        """Return how many cards a launch of it is to see; `ALL` for each that there is.
+
+        Args:
+            one_each: launches have one card each, because there are several devices or they run elsewhere.
+
+        Raises:
+            ImpossibleError: it needs more than that.
+        """
+
+    def before_measuring(self, files: StudyFiles, probe: Probe) -> Iterator[str]:
+        """Yield what its user is to know before it is launched to be measured."""
+        yield from ()
+
+    def left(self, files: StudyFiles) -> LeftFiles | None:
+        """Return what its launches may have left outside their folders."""
+        return None
 
 
-def checked_script(spec: StudySpec, command: CommandRef) -> WorkloadRef:
-    """Check what is asked of a script before it is run, and return what stands for it in records.
+class WorkloadSubject(Subject):
+    """A workload's file or module, trained in autotune's own processes."""
 
-    Raises:
-        UsageError: an option is given that only workloads have, options contradict each other, or the script is not
-            there.
-    """
-    for flag, given in (
-        ("--data", spec.data != "generated"),
-        ("--arg", bool(spec.args)),
-        ("--image-size", spec.image_size is not None),
-        ("--global-batch", spec.global_batch is not None),
-        ("--nproc-per-node", spec.ranks > 1),
-        ("--store-latency", spec.store_latency_s is not None),
-        ("--store-bandwidth", spec.store_bytes_per_s is not None),
-        ("--store-cache", spec.store_cache_bytes is not None),
-    ):
-        if given:
-            raise UsageError(f"{flag} is for workloads", advice="a script has options of its own: put them behind --.")
-    check_flags(command)
-    if spec.samples_per_step is not None and any(flag.knob == "batch_size" for flag in flags_of(command.flags)):
-        raise UsageError(
-            "--samples-per-step says that a step has as many samples, whatever --map batch_size does",
-            advice="leave one of them out.",
-        )
-    if "batch_size" in places(command.words) and spec.batch_size is None:
-        raise UsageError("nothing says what {batch_size} is today", advice="--batch-size does.")
-    _check_rate(spec, command)
-    return command_ref(command, spec.model)
+    def checked(self) -> WorkloadRef:
+        spec = self.spec
+        ref = find_workload(spec.model, spec.args)
+        if spec.samples_per_step is not None:
+            raise UsageError("--samples-per-step is for training scripts", advice="a workload's loader tells.")
+        for flag, given in (
+            ("--map", bool(spec.flags)),
+            ("--output-flag", spec.output_flag is not None),
+            ("--scratch", spec.scratch),
+            ("--rate", spec.rate is not None),
+            ("--rate-file", spec.rate_file is not None),
+        ):
+            if given:
+                raise UsageError(f"{flag} is for training scripts", advice="a workload has no command.")
+        if spec.data not in ("generated", "synthetic") and not os.path.isdir(Path(spec.data).expanduser()):
+            raise WorkloadError(
+                f"there is no folder {spec.data!r}",
+                advice="--data takes a folder with one folder of images per class, or generated, or synthetic.",
+            )
+        return ref
+
+    def data(self) -> DataRef:
+        if self.spec.data == "synthetic":
+            return data_sets.synthetic()
+        # Generated data is made once the workload has said what it needs.
+        return NO_DATA if self.spec.data == "generated" else DataRef(kind="folder", path=str(absolute(self.spec.data)))
+
+    def file(self, ref: WorkloadRef) -> Path | None:
+        return None if ref.path is None else Path(ref.path)
+
+    def cards(self, *, one_each: bool) -> int:
+        return self.spec.ranks
+
+
+class ScriptSubject(Subject):
+    """A command, which trains in a process of its own: a script that the agent enters, or a program that tells its own
+    rate. It has options of its own for its data."""
+
+    def __init__(self, spec: StudySpec, command: CommandRef) -> None:
+        super().__init__(spec)
+        self._command = command
+        self.words = command.words
+
+    @property
+    def told(self) -> Mapping[str, tuple[Value, ...]]:  # type: ignore[override]
+        return told_values(self._command)
+
+    def checked(self) -> WorkloadRef:
+        spec, command = self.spec, self._command
+        for flag, given in (
+            ("--data", spec.data != "generated"),
+            ("--arg", bool(spec.args)),
+            ("--image-size", spec.image_size is not None),
+            ("--global-batch", spec.global_batch is not None),
+            ("--nproc-per-node", spec.ranks > 1),
+            ("--store-latency", spec.store_latency_s is not None),
+            ("--store-bandwidth", spec.store_bytes_per_s is not None),
+            ("--store-cache", spec.store_cache_bytes is not None),
+        ):
+            if given:
+                raise UsageError(
+                    f"{flag} is for workloads", advice="a script has options of its own: put them behind --."
+                )
+        check_flags(command)
+        if spec.samples_per_step is not None and any(flag.knob == "batch_size" for flag in flags_of(command.flags)):
+            raise UsageError(
+                "--samples-per-step says that a step has as many samples, whatever --map batch_size does",
+                advice="leave one of them out.",
+            )
+        if "batch_size" in places(command.words) and spec.batch_size is None:
+            raise UsageError("nothing says what {batch_size} is today", advice="--batch-size does.")
+        _check_rate(spec, command)
+        return command_ref(command, spec.model)
+
+    def data(self) -> DataRef:
+        return NO_DATA
+
+    def file(self, ref: WorkloadRef) -> Path | None:
+        return script_of(self._command)
+
+    def cards(self, *, one_each: bool) -> int:
+        if one_each:
+            refuse_ranks(self.words, "here each launch has one card")
+            return 1
+        told = ranks_told(self.words)
+        return 1 if told is None else told
+
+    def before_measuring(self, files: StudyFiles, probe: Probe) -> Iterator[str]:
+        times = max(map(times_read, () if probe.deliveries is None else probe.deliveries.sets), default=1)
+        if times > 1:
+            yield (
+                f"each of the script's {times} workers reads all of its iterated data set, so that samples come "
+                f"{times} times in an epoch: torch.utils.data.get_worker_info() tells them apart"
+            )
+        start = slow_start(files, self.spec.budget_s)
+        if start is not None:
+            yield start
+        yield from before_measuring(self._command, files, probe)
+
+    def left(self, files: StudyFiles) -> LeftFiles | None:
+        _, looked = read_launch(files.launch("probe-1"))
+        if looked is not None and looked.probe is not None and looked.probe.view_refused is None:
+            return None  # they had a view of the script's folder
+        return left_files(Path(self._command.folder), files)
 
 
 def _check_rate(spec: StudySpec, command: CommandRef) -> None:
@@ -325,20 +448,9 @@ def _checkpoints(folder: Path, files: StudyFiles) -> list[str]:
     return found
 
 
-def left_behind(files: StudyFiles, spec: StudySpec) -> LeftFiles | None:
-    """Return what the launches of a study may have left in the folder of its script; ``None`` if that is nothing, or
-    they had a view of it."""
-    if spec.command is None:
-        return None
-    _, looked = read_launch(files.launch("probe-1"))
-    if looked is not None and looked.probe is not None and looked.probe.view_refused is None:
-        return None
-    return left_files(Path(spec.command.folder), files)
-
-
 def left_sentence(files: StudyFiles, spec: StudySpec) -> str | None:
     """Say what the launches of a search may have left that ends without an outcome; ``None`` if that is nothing."""
-    left = left_behind(files, spec)
+    left = Subject.of(spec).left(files)
     return None if left is None else left_text(left, own_folders(spec)).rstrip(".")
 
 
