@@ -1,8 +1,7 @@
 """`autotune.tune` and `autotune.resume`: a search from a script or a notebook.
 
 They take what ``autotune search`` and ``autotune resume`` take, and show the same progress. They import neither torch
-nor the user's code: functions given as the workload are only read, a model and a data set only pickled, and both run
-in the search's processes.
+nor the user's code: what is given as the workload is only pickled, and runs in the search's processes.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from autotune.search import Environment, SearchResult, find_study
 from autotune.search import resume as resume_study
 from autotune.search import search as search_study
 from autotune.search.tuning.study import NotebookPanel, Study, in_notebook, open_study
-from autotune.search.tuning.workload_file import carried_argument, is_live, model_argument
+from autotune.search.tuning.workload_file import is_live, model_argument
 from autotune.study.request import OPTIONS, SearchOption, spec_of
 
 __all__ = ["Study", "open_study", "resume", "tune"]
@@ -60,8 +59,7 @@ def tune(
         optimizer: ``optimizer(model)``, makes the optimizer.
         loss: ``loss(model, batch) -> Tensor`` of shape ``()``. Each function may take a `Context` before its other
             arguments, ``model(ctx)``, ``loss(ctx, model, batch)``: by it they learn of batch size, seed and device.
-            Functions are written as source for the processes of the search; beside a model or a data set that exists
-            already, everything is copied by value (cloudpickle), and trials train copies.
+            Everything is copied into the processes of the search by value (cloudpickle), and trials train copies.
         observer: receives the progress; by default it is shown in the notebook, or printed on stderr.
         options: as below.
 
@@ -140,10 +138,7 @@ def _model(model: object, others: Mapping[str, object | None], studies: Path) ->
             f"{', '.join(missing)} must be given too",
             advice="a workload has four parts: autotune.tune(model, dataset, optimizer=…, loss=…).",
         )
-    parts = {"model": model, **others}
-    if any(is_live(name, part) for name, part in parts.items()):
-        return carried_argument(parts, studies)
-    return model_argument(parts, studies)
+    return model_argument({"model": model, **others}, studies)
 
 
 def _is_function(model: object) -> bool:
