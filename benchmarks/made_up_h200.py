@@ -516,7 +516,7 @@ def search(card: Card, budget_s: float, seed: int, folder: Path) -> tuple[CardLa
     """
     clock = VirtualClock()
     launcher = CardLauncher(card, clock, seed)
-    env = Environment(Silent(), clock, lambda: None, lambda mark, devices: launcher)
+    env = Environment(Silent(), clock, lambda: None, lambda mark, devices: launcher, lambda *_: None)
     spec = StudySpec(
         name="made-up",
         mark=f"made-up-{seed}",

@@ -14,7 +14,7 @@ from autotune.report.material import read_material
 from autotune.space.formatting import one_line
 
 
-def leave_page(files: StudyFiles, outcome: Outcome, *, typed: str) -> str | None:
+def leave_page(files: StudyFiles, outcome: Outcome, typed: str) -> str | None:
     """Write ``report.html``; return an error message, or ``None``. Never raises: the search itself has succeeded.
 
     Args:

@@ -20,7 +20,7 @@ from autotune.base.parsing import duration_text
 from autotune.base.records import Config, Finding, Outcome, StudySpec, WorkloadRef
 from autotune.launcher import STUDY_MARK, end_survivors
 from autotune.machine.nvml import kept_open
-from autotune.report import best_so_far_line, leave_page
+from autotune.report import best_so_far_line
 from autotune.search.devices import resolve_devices
 from autotune.search.dry_run import DryRun, dry_run_of
 from autotune.search.request import check_request, require_linux
@@ -225,7 +225,7 @@ def _best_so_far(files: StudyFiles, spec: StudySpec) -> str | None:
 
 
 def _leave_page(files: StudyFiles, outcome: Outcome, env: Environment) -> None:
-    trouble = leave_page(files, outcome, typed=study_argument(files))
+    trouble = env.page(files, outcome, study_argument(files))
     if trouble is not None:
         env.observer.says(f"the search is done, but {trouble}")
 

@@ -42,6 +42,7 @@ from autotune.launcher.lanes import ThreadLanes
 from autotune.machine import page_cache
 from autotune.machine.host import fingerprint, read_host
 from autotune.machine.nvml import kept_open
+from autotune.report import leave_page
 from autotune.search.devices import cards_for, cards_from, devices_text, require_energy_counters, resolve_devices
 from autotune.search.request import Device, request_for_space
 from autotune.search.study_folders import absolute, resume_command, study_argument
@@ -204,6 +205,7 @@ class Environment:
         stop: returns the number of the signal that asks the search to end, or ``None``. Called a few times a second.
         launcher: makes the launcher of a study from the mark of its processes and the number of its devices; of several
             devices, `Lanes`.
+        page: writes the page of a finished study, which is called so in commands; returns why it could not.
         workers: makes the workers of a study that launches elsewhere, from its request and the mark of its processes.
             ``None``: here no search can have any.
     """
@@ -212,6 +214,7 @@ class Environment:
     clock: Clock
     stop: Callable[[], int | None]
     launcher: Callable[[str, int], Launcher]
+    page: Callable[[StudyFiles, Outcome, str], str | None] = leave_page
     workers: Callable[[StudySpec, str], Workers] | None = None
 
     @classmethod

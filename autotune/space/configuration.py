@@ -231,6 +231,8 @@ class Lessons:
     """
 
     def __init__(self) -> None:
+        #: How many times something was learned: as long as it stays, `rule_out` says the same.
+        self.learned = 0
         self._failed: set[str] = set()
         #: Smallest batch size that failed.
         self._oom: dict[_Part, int] = {}
@@ -260,6 +262,7 @@ class Lessons:
             cannot_compile: it failed for a reason that is this machine's and not the model's.
             refuses: the knob because of whose value it failed: something in the training refuses it.
         """
+        self.learned += 1
         self.cannot_compile |= cannot_compile
         if refuses is not None:
             self.refused.add((refuses, config[refuses], _part(config, ())))
@@ -286,11 +289,13 @@ class Lessons:
 
     def learn_wrong(self, config: Config) -> None:
         """Record that a configuration does not train like eager fp32, which rules out all that share its maths."""
+        self.learned += 1
         self._wrong.add(key(maths_part(config)))
 
     def learn_other_data(self, config: Config, baseline: Config) -> None:
         """Record that a configuration's loader delivers other samples than the baseline's. If it has other workers,
         that rules out any others than the baseline's; otherwise all that set the loader in the same way."""
+        self.learned += 1
         if workers_of(config) != workers_of(baseline):
             self._only_workers = workers_of(baseline)
         else:
@@ -304,27 +309,32 @@ class Lessons:
     def is_wrong(self, config: Config) -> bool:
         """Return whether a configuration computes in a way that does not train like eager fp32, or loads other samples
         than the baseline."""
-        if self._only_workers not in (None, workers_of(config)) or _part(config, _LOADER) in self._other_data:
+        if self._only_workers not in (None, workers_of(config)):
+            return True
+        if self._other_data and _part(config, _LOADER) in self._other_data:
             return True
         return bool(self._wrong) and key(maths_part(config)) in self._wrong
 
     def rule_out(self, config: Config) -> bool:
         """Return whether a configuration would fail like a known one, or train wrongly like one."""
-        batch = int(config["batch_size"])
-        queued = queued_batches(config)
-        memory = memory_part(config)
-        part = samples_at_once(config)
-        return (
-            part >= self._oom.get(memory, part + 1)
-            or any(part >= p and batch >= b and queued >= q for p, b, q in self._host_oom.get(memory, ()))
-            or queued * batch >= self._shm.get(_part(config, ()), queued * batch + 1)
-            or part >= self._compile.get(_part(config, _COMPILED), part + 1)
-            or _part(config, _ARITHMETIC) in self._diverged
+        # Asked of thousands of configurations at a time, while most kinds of failure have not happened.
+        at_once, queued = samples_at_once(config), queued_batches(config)
+        samples = queued * int(config["batch_size"])
+        return bool(
+            (self._oom and at_once >= self._oom.get(memory_part(config), at_once + 1))
+            or (self._host_oom and self._exhausts_host(config, at_once, queued))
+            or (self._shm and samples >= self._shm.get(_part(config, ()), samples + 1))
+            or (self._compile and at_once >= self._compile.get(_part(config, _COMPILED), at_once + 1))
+            or (self._diverged and _part(config, _ARITHMETIC) in self._diverged)
             or self.is_wrong(config)
-            or key(config) in self._failed
+            or (self._failed and key(config) in self._failed)
             or (self.cannot_compile and compiles(config))
             or any(config.get(n) == v and part == _part(config, ()) for n, v, part in self.refused - self._ran)
         )
+
+    def _exhausts_host(self, config: Config, at_once: int, queued: int) -> bool:
+        batch, failed = int(config["batch_size"]), self._host_oom.get(memory_part(config), ())
+        return any(at_once >= a and batch >= b and queued >= q for a, b, q in failed)
 
 
 def memory_part(config: Config) -> _Part:

@@ -202,7 +202,7 @@ def answer(case: Case, folder: Path, spec: Callable[..., Any] | None = None) -> 
         (folder / "train.py").touch()
         changes["command"] = CommandRef(words=(sys.executable, "train.py"), folder=str(folder))
         changes |= {"model": "train", "data": "generated"}
-    env = Environment(PlainLines(lines), world.clock, lambda: None, launcher)
+    env = Environment(PlainLines(lines), world.clock, lambda: None, launcher, lambda *_: None)
     outcome, error, began = None, None, world.clock.now()
     try:
         outcome = search(world.spec(**changes), folder, env).outcome

@@ -137,7 +137,7 @@ def simulate(seed: int, folder: Path) -> Searched:
         world.launchers.append(made)
         return made
 
-    env = Environment(PlainLines(lines), world.clock, lambda: None, launcher)
+    env = Environment(PlainLines(lines), world.clock, lambda: None, launcher, lambda *_: None)
     changes: dict[str, Any] = {
         "budget_s": rng.choice((30.0, 120.0, 300.0, 600.0, 900.0)),
         "trials": rng.choice((None, None, None, 2, 4, 8)),

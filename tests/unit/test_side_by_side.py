@@ -48,7 +48,7 @@ def env(world: World, script: Script, raise_at: dict[int, BaseException] | None 
         world.launchers.append(made)
         return VirtualLanes([made] * count, world.clock)
 
-    return Environment(Silent(), world.clock, lambda: world.signal, launcher)
+    return Environment(Silent(), world.clock, lambda: world.signal, launcher, lambda *_: None)
 
 
 def spans(files: StudyFiles) -> list[tuple[float, float, TrialSpec]]:

@@ -75,7 +75,7 @@ class World:
             self.launchers.append(made)
             return made
 
-        return Environment(Silent(), self.clock, lambda: self.signal, launcher)
+        return Environment(Silent(), self.clock, lambda: self.signal, launcher, lambda *_: None)
 
     def spec(self, **changes: object) -> StudySpec:
         fields: dict[str, object] = {"name": "s", "mark": self.mark, "created": "2026-01-01T00:00:00+00:00"}

@@ -60,6 +60,8 @@ class Offers:
         self._near: dict[str, dict[str, dict[str, Value]]] = {}
         self.pool = drawn.pool
         self.open: Bools = np.ones(len(self.pool), dtype=bool)
+        #: What it was last compared with.
+        self._ruled_by: tuple[Lessons, int, int] | None = None
         #: Which have a value that is not on its knob's ladder, ``(N,)``.
         self.further: Bools = np.zeros(len(self.pool), dtype=bool)
 
@@ -82,6 +84,10 @@ class Offers:
 
     def rule_out(self, lessons: Lessons) -> None:
         """Close the configurations that a failure has ruled out."""
+        known = lessons, lessons.learned, len(self)
+        if known == self._ruled_by:
+            return
+        self._ruled_by = known
         for i in np.flatnonzero(self.open):
             self.open[i] = not lessons.rule_out(self.pool.configs[i])
 
