@@ -78,15 +78,17 @@ def memory_text(size_bytes: int | None) -> str:
     return f"{size:,.{min(2, _decimals(size))}f} TiB"
 
 
-def figure_text(figure: Figure, value: float) -> str:
-    """Format a figure with its unit."""
+def figure_text(figure: Figure, value: float, rate_unit: str = "samples/s") -> str:
+    """Format a figure with its unit; a rate with that of the launches that it is of."""
     if figure.unit == "bytes":
         return memory_text(round(value))
     if figure.unit == "s":
         return seconds_text(value)
     if figure.unit == "fraction":
         return percent_text(value)
-    return f"{value:.4g}" if figure.unit == "money" else f"{value:.4g} {figure.unit}"
+    if figure.unit == "money":
+        return f"{value:.4g}"
+    return f"{value:.4g} {rate_unit if figure.unit == 'samples/s' else figure.unit}"
 
 
 def unmet_text(required: Requirements, measurements: Sequence[Measurement]) -> str | None:
@@ -94,7 +96,7 @@ def unmet_text(required: Requirements, measurements: Sequence[Measurement]) -> s
     required``; ``None`` if it meets everything."""
     said = []
     for one, value in required.unmet(measurements):
-        what = "not known" if value is None else figure_text(one.figure, value)
+        what = "not known" if value is None else figure_text(one.figure, value, measurements[0].unit)
         said.append(f"its {one.figure.name} is {what}, and {one} is required")
     return "; ".join(said) or None
 

@@ -109,3 +109,10 @@ def test_each_figure_of_a_full_measurement_is_known() -> None:
     goal = Goal(samples=1000, price_per_hour=1.0)
     for figure in FIGURES.values():
         assert isinstance(figure.of(full, goal), float | int), figure.name
+
+
+def test_a_rate_of_steps_is_told_in_steps() -> None:
+    launches = [make_measurement(120.0).model_copy(update={"counts": "steps"})]
+    assert unmet_text(required("throughput>=200"), launches) == (
+        "its throughput is 120 steps/s, and throughput>=200 is required"
+    )
