@@ -1,4 +1,4 @@
-"""Words that the shell offers at Tab: studies, models, formats, and knobs with their values.
+"""Shell completion: studies, models, formats, and knobs with their values.
 
 Runs nothing and needs no torch.
 """
@@ -24,7 +24,7 @@ from autotune.workload.catalog import declared_knobs, find_workload, objective_n
 
 #: Set by the shell's completion function.
 _ASKED = "_AUTOTUNE_COMPLETE"
-#: Largest whole number that is offered.
+#: Largest integer that is offered.
 _LARGEST = 64
 
 
@@ -35,13 +35,13 @@ def studies(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def models(incomplete: str) -> list[str]:
-    """Return names of the catalog, Python files and folders; torchvision's names only for a beginning of theirs."""
+    """Return catalog names, Python files and folders; torchvision's names only once something is typed."""
     names = {*workload_names(), *(torchvision_names() if incomplete else ())}
     return [*_fitting(names, incomplete), *_files(incomplete)]
 
 
 def objectives(incomplete: str) -> list[str]:
-    """Return names of the catalog, Python files and folders."""
+    """Return catalog names, Python files and folders."""
     return [*_fitting(objective_names(), incomplete), *_files(incomplete)]
 
 
@@ -66,22 +66,22 @@ def knobs(ctx: typer.Context, incomplete: str) -> list[str]:
     name, equals, typed = incomplete.partition("=")
     names = [name] if equals else _fitting(values, name)
     if not equals and len(names) != 1:
-        return [f"{one}=" for one in names]
-    # For --set: the values before the last comma are there already.
+        return [f"{knob}=" for knob in names]
+    # For --set: the values before the last comma are typed already.
     before, comma, last = typed.rpartition(",")
     return [
-        f"{one}={before}{comma}{value}"
-        for one in names
-        for value in values.get(one, ())
+        f"{knob}={before}{comma}{value}"
+        for knob in names
+        for value in values.get(knob, ())
         if value.startswith(last) and value not in before.split(",")
     ]
 
 
 @contextlib.contextmanager
 def for_bash() -> Iterator[None]:
-    """Undo that bash splits the words to complete at ``=``, and print what replaces the part behind the last one.
+    """Rejoin words that bash split at ``=``, and print only the replacement of the part behind the last ``=``.
 
-    Around the reading of a command line; without effect unless bash asks for completions.
+    Wraps the parsing of a command line; has no effect unless bash asks for completions.
     """
     if os.environ.get(_ASKED) != "complete_bash" or "COMP_WORDS" not in os.environ:
         yield
@@ -97,7 +97,7 @@ def for_bash() -> Iterator[None]:
 
 
 def _join_words() -> str:
-    """Join the words in the environment; return the word to complete."""
+    """Rejoin the words in the environment; return the word to complete."""
     words, place = os.environ["COMP_WORDS"].split(), int(os.environ.get("COMP_CWORD") or 0)
     joined: list[str] = []
     for word in words[: place + 1]:
@@ -105,24 +105,24 @@ def _join_words() -> str:
             joined[-1] += word
         else:
             joined.append(word)
-    # The word to complete is empty if the shell counts one more than there are.
+    # The word to complete is empty if the shell counts one word more than there are.
     last = "" if place >= len(words) else joined[-1]
     os.environ["COMP_WORDS"], os.environ["COMP_CWORD"] = " ".join(joined), str(len(joined) - (last != ""))
     return last
 
 
 def _values(ctx: typer.Context) -> Mapping[str, tuple[str, ...]]:
-    """Return the values that are offered for each knob, the workload's own included."""
-    found: dict[str, tuple[str, ...]] = {}
+    """Return the values offered for each knob, including the workload's own."""
+    values_by_knob: dict[str, tuple[str, ...]] = {}
     for name, knob in KNOBS.items():
         numbers = (*((0,) if knob.minimum == 0 else ()), *doubled(max(1, knob.minimum), _LARGEST))
-        found[name] = tuple(spell(value) for value in (numbers if knob.values is None else knob.values))
+        values_by_knob[name] = tuple(spell(value) for value in (numbers if knob.values is None else knob.values))
     model = ctx.params.get("model")
     with contextlib.suppress(AutotuneError, OSError):
         path = find_workload(model, {}).path if isinstance(model, str) else None
         for name, values in ((declared_knobs(Path(path)) or {}) if path is not None else {}).items():
-            found[f"workload.{name}"] = tuple(spell(value) for value in values)
-    return found
+            values_by_knob[f"workload.{name}"] = tuple(spell(value) for value in values)
+    return values_by_knob
 
 
 def _files(incomplete: str) -> Iterator[str]:

@@ -24,7 +24,7 @@ from autotune.cli.output import print_json
 from autotune.daemon.rpc.client import Client
 from autotune.space.formatting import listed, seconds_text
 
-# The connection of a command to the daemon.
+# How commands connect to the daemon.
 
 
 StateDir = Annotated[
@@ -40,7 +40,7 @@ StateDir = Annotated[
 
 
 def client(state_dir: Path | None) -> Client:
-    """Return a client of the daemon with this state folder; ``None`` stands for the user's default one."""
+    """Return a client of the daemon with this state folder; ``None`` stands for the user's default."""
     return Client(find_daemon(state_dir))
 
 
@@ -105,15 +105,15 @@ def start(ctx: typer.Context, state_dir: StateDir = None, as_json: Json = False)
     # Parse the options of `run` here, so that a wrong one is reported now and not only in the log of the new process.
     ctx.parent.command.commands["run"].make_context("run", list(ctx.args), parent=ctx.parent)  # type: ignore[union-attr]
     _refuse_second(files)
-    said = files.state / "daemon.stderr"
+    stderr_path = files.state / "daemon.stderr"
     try:
         files.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        said.touch()
+        stderr_path.touch()
     except OSError as error:
         raise MachineError(
             f"cannot make {files.state}: {error.strerror}", advice="--state-dir names another folder."
         ) from error
-    with said.open("wb") as stream:
+    with stderr_path.open("wb") as stream:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "autotune", *_run_words(state_dir, ctx.args)],
             stdin=subprocess.DEVNULL,
@@ -130,7 +130,7 @@ def start(ctx: typer.Context, state_dir: StateDir = None, as_json: Json = False)
             if status["pid"] == process.pid:
                 break
         if process.poll() is not None or clock.now() > deadline:
-            detail = "\n".join(said.read_text(errors="replace").splitlines()[-5:])
+            detail = "\n".join(stderr_path.read_text(errors="replace").splitlines()[-5:])
             raise MachineError("the daemon did not start", detail=detail or None)
         clock.sleep(0.1)
     if as_json:
@@ -163,22 +163,22 @@ def stop(
 @app.command()
 def status(state_dir: StateDir = None, as_json: Json = False) -> None:
     """Say how the daemon is, and what each device does."""
-    found = client(state_dir).status()
+    report = client(state_dir).status()
     if as_json:
-        print_json(found)
+        print_json(report)
         return
-    typer.echo(f"{found['state']}, process {found['pid']}, for {seconds_text(found['uptime_s'])}")
-    if found["trouble"]:
-        typer.echo(f"nothing is started: {found['trouble']}")
-    jobs = [f"{number} {state}" for state, number in found["jobs"].items() if number]
+    typer.echo(f"{report['state']}, process {report['pid']}, for {seconds_text(report['uptime_s'])}")
+    if report["trouble"]:
+        typer.echo(f"nothing is started: {report['trouble']}")
+    jobs = [f"{number} {state}" for state, number in report["jobs"].items() if number]
     typer.echo(f"jobs: {listed(jobs) if jobs else 'none'}")
-    for device in found["devices"]:
+    for device in report["devices"]:
         name = device["name"] if device["name"] == "cpu" else f"{device['name']} ({device['model']})"
         why = f": {device['why']}" if device["why"] else ""
         typer.echo(f"{name}: {device['state']}{why}")
-    if found["page"]:
-        typer.echo(f"page: {found['page']}")
-    for note in found["notes"]:
+    if report["page"]:
+        typer.echo(f"page: {report['page']}")
+    for note in report["notes"]:
         typer.echo(f"note: {note}")
 
 
@@ -200,11 +200,11 @@ def logs(
     if not follow:
         return
     clock = SystemClock()
-    for found in follow_file(path, from_end=True):
-        if found is None:
+    for text in follow_file(path, from_end=True):
+        if text is None:
             clock.sleep(0.2)
         else:
-            typer.echo(found)
+            typer.echo(text)
 
 
 @app.command(cls=_TAKES_BOTH, context_settings=BEYOND)

@@ -1,4 +1,4 @@
-"""``autotune doctor``: what this machine can do, and what limits it. Imports no torch and starts no process."""
+"""``autotune doctor``: what this machine can do, and what limits it. Does not import torch or start a process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ESSENTIAL = ("torch", "torchvision", "optuna")
 
 class State(StrEnum):
     OK = "ok"
-    #: It works, but makes trainings slower or smaller than they could be.
+    #: It works, but makes trainings slower or smaller than necessary.
     LIMIT = "limit"
     MISSING = "missing"
 
@@ -51,7 +51,7 @@ class Check:
     Attributes:
         value: the finding, in a few words.
         sentence: its consequence, or what to do about it.
-        essential: no search can run without it.
+        essential: whether no search can run without it.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Check:
 
 
 def doctor(json_output: bool) -> int:
-    """Print the diagnosis on stdout: a table, or with `json_output` one object.
+    """Print the diagnosis on stdout: as a table, or with `json_output` as one JSON object.
 
     Returns:
         0, or 5 (environment) when something essential is missing.
@@ -82,8 +82,8 @@ def diagnose(system: str | None = None) -> list[Check]:
     """Run all checks, the most important first.
 
     Args:
-        system: the platform, as in ``sys.platform``; ``None`` stands for this one. On any platform but Linux there are
-            no further checks.
+        system: the platform, as in ``sys.platform``; ``None`` means this one. On any platform but Linux there are no
+            further checks.
     """
     system = system or sys.platform
     if system != "linux":
@@ -112,7 +112,7 @@ def _table(checks: list[Check]) -> FittingTable:
         table.add_column(heading, no_wrap=heading in ("", "what"))
     for check in checks:
         mark, colour = _MARKS[check.state]
-        # Text, because names of cards and paths may hold square brackets, which are markup to rich.
+        # Text, because names of cards and paths may contain square brackets, which rich treats as markup.
         table.add_row(Text(mark, style=colour), check.name, Text(check.value), Text(check.sentence))
     return table
 
@@ -156,7 +156,7 @@ def _cuda(found: list[Gpu] | NvmlUnavailable, torch: str | None, cuda: str | Non
         return []
     library = cuda_version()
     for card in found:
-        # Others than PyTorch build torch for other cards (conda-forge, NVIDIA's containers).
+        # Builds of torch not from PyTorch (conda-forge, NVIDIA's containers) are for other cards.
         capability = card.compute_capability if cuda is None or "+cu" in torch else None
         why_not = trouble(cuda, card.driver_version, capability, library=library)
         if why_not is not None:
@@ -201,10 +201,10 @@ def _compilers(env: Mapping[str, str]) -> list[Check]:
         ("python headers", host.python_header(env), "the CPU and a GPU", host.no_python_header()),
     )
     return [
-        Check(name, State.OK, str(path), f"For compile_mode on {where}.")
+        Check(name, State.OK, str(path), f"For compile_mode on {device}.")
         if path
-        else Check(name, State.LIMIT, "none", f"compile_mode stays off on {where}: {lack.what}; {lack.advice}")
-        for name, path, where, lack in rows
+        else Check(name, State.LIMIT, "none", f"compile_mode stays off on {device}: {lack.what}; {lack.advice}")
+        for name, path, device, lack in rows
     ]
 
 

@@ -51,15 +51,15 @@ def export(
     """Write the profile of a finished study, for autotune or for the tool that trains with it."""
     if list_:
         table = new_table("format", "for", "use", wrap=("for",))
-        for name, made in FORMATS.items():
-            table.add_row(name, made.about, made.usage)
+        for name, exporter in FORMATS.items():
+            table.add_row(name, exporter.about, exporter.usage)
         print_rich(table)
         return
     if study is None:
         raise UsageError("which study?", advice="`autotune studies` lists them, `autotune export --list` the formats.")
     chosen = _chosen(format_, output)
     if map_ and not chosen.takes_maps:
-        takes = " and ".join(name for name, made in FORMATS.items() if made.takes_maps)
+        takes = " and ".join(name for name, exporter in FORMATS.items() if exporter.takes_maps)
         raise UsageError(f"--map says nothing to {chosen.name}", advice=f"it is for the formats {takes}.")
     files = find_study(study, studies_dir)
     exported = chosen.export(profile_from(files, load_outcome(files), trial), pairs(map_ or [], "--map"))
@@ -74,10 +74,10 @@ def export(
 
 
 def _chosen(typed: str | None, output: Path | None) -> Format:
-    """Return the format that is typed, or else the one that the file's ending can only mean.
+    """Return the format that is typed, or else the only one that the file's ending can mean.
 
     Raises:
-        UsageError: there is no such format, or the ending means none.
+        UsageError: there is no such format, or the ending belongs to none.
     """
     if typed is not None:
         if typed in FORMATS:
@@ -86,25 +86,25 @@ def _chosen(typed: str | None, output: Path | None) -> Format:
             return OwnFormat(typed)
         raise UnknownNameError("format", typed, FORMATS)
     name = "" if output is None else output.name.lower()
-    found = next((FORMATS[of] for ending, of in _ENDINGS.items() if name.endswith(ending)), None)
-    if found is None and output is not None and output.suffix:
+    chosen = next((FORMATS[format_name] for ending, format_name in _ENDINGS.items() if name.endswith(ending)), None)
+    if chosen is None and output is not None and output.suffix:
         raise UsageError(
             f"{output.name} may be any format",
             advice=f"choose with --format ({', '.join(FORMATS)}), or end it in {' or '.join(_ENDINGS)}.",
         )
-    return found or FORMATS[_DEFAULT]
+    return chosen or FORMATS[_DEFAULT]
 
 
 def _check_replaceable(output: Path, *, force: bool) -> None:
     """Refuse to overwrite anything but an earlier export: a mistyped name may be that of a script.
 
     Raises:
-        UsageError: there is something else under this name, or it lies in the folder of a study.
+        UsageError: the file exists and is something else, or is in the folder of a study.
     """
     if not output.is_file():
         return
-    above = {*output.absolute().parents, *output.resolve().parents}
-    if any(StudyFiles(folder).request.exists() for folder in above):
+    parents = {*output.absolute().parents, *output.resolve().parents}
+    if any(StudyFiles(folder).request.exists() for folder in parents):
         raise UsageError(f"{output} belongs to a study", advice="export to another folder.")
     if force or output.stat().st_size == 0:
         return
@@ -112,7 +112,7 @@ def _check_replaceable(output: Path, *, force: bool) -> None:
         text = read_regular(output, MAX_BYTES, follow=True).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError):
         text = None
-    if text is None or not any(made.is_earlier(text) for made in FORMATS.values()):
+    if text is None or not any(exporter.is_earlier(text) for exporter in FORMATS.values()):
         raise UsageError(
             f"{output} exists and is no export of autotune", advice="name another file, or overwrite it with --force."
         )

@@ -1,4 +1,4 @@
-"""What `--help` says."""
+"""The text of `--help`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-# The options of a program, as far as its help text tells them: in the styles of argparse and click.
+# The options of a program, parsed from its help text in the styles of argparse and click.
 
-#: A line that begins an option: its names, and its help behind two spaces or more.
+#: A line that begins an option: its names, and its help after two or more spaces.
 _OPTION = re.compile(r"\s{1,10}(-{1,2}[A-Za-z].*?)(?:\s{2,}(\S.*))?")
 _NAME = re.compile(r"(--?[A-Za-z][\w.-]*)(?:[ =]?(.*))?")
 _CHOICES = re.compile(r"[{\[]([\w.,|:-]+)[}\]]")
-#: Frames that typer and rich draw around it.
+#: Frames that typer and rich draw around help.
 _FRAME = str.maketrans("", "", "│|┃")
 
 
@@ -24,8 +24,8 @@ class HelpOption:
     """One option.
 
     Attributes:
-        names: as typed, such as ``-j`` and ``--workers``. value: what stands for its value, empty for a switch.
-        choices: values that it takes, if it lists them. help: what it says of itself, on one line.
+        names: as typed, such as ``-j`` and ``--workers``. value: the placeholder for its value, empty for a switch.
+        choices: the values that it takes, if it lists them. help: its help text, on one line.
     """
 
     names: tuple[str, ...]
@@ -35,7 +35,7 @@ class HelpOption:
 
     @property
     def long(self) -> str:
-        """The name to type: the first long one, or else the first."""
+        """The name to type: the first long one, or else the first one."""
         return next((name for name in self.names if name.startswith("--")), self.names[0])
 
     @property
@@ -45,19 +45,19 @@ class HelpOption:
 
 
 def options_in(text: str) -> list[HelpOption]:
-    """Return the options that a help text lists, in its order."""
-    found: list[tuple[str, list[str]]] = []
+    """Return the options that a help text lists, in order."""
+    options: list[tuple[str, list[str]]] = []
     for raw in text.splitlines():
         line = raw.translate(_FRAME) if raw.lstrip().startswith(("│", "┃")) else raw
         match = _OPTION.fullmatch(line.rstrip())
         if match is not None:
-            found.append((match[1], [match[2]] if match[2] else []))
-        elif found and line.startswith("    ") and line.strip():
-            found[-1][1].append(line.strip())
+            options.append((match[1], [match[2]] if match[2] else []))
+        elif options and line.startswith("    ") and line.strip():
+            options[-1][1].append(line.strip())
         elif not line.strip() or not line.startswith(" "):
-            # Whatever follows belongs to no option.
-            found.append(("", []))
-    return [_option(head, " ".join(more)) for head, more in found if head]
+            # What follows belongs to no option.
+            options.append(("", []))
+    return [_option(head, " ".join(more)) for head, more in options if head]
 
 
 def _option(head: str, more: str) -> HelpOption:
@@ -69,21 +69,21 @@ def _option(head: str, more: str) -> HelpOption:
         if match is not None:
             names.append(match[1])
             value = match[2].strip() if match[2] else value
-    # rich has further names, and the kind of the value, in columns of their own.
+    # rich puts further names, and the type of the value, in columns of their own.
     while (name := re.match(r"(--?[A-Za-z][\w-]*)(?:[,\s]+|$)", more)) is not None:
         names.append(name[1])
         more = more[name.end() :]
-    kind = re.match(r"(INTEGER|TEXT|FLOAT|PATH|DIRECTORY|\[[\w|.-]+\])(?:\s|$)", more)
-    if not value and kind is not None:
-        value, more = kind[1], more[kind.end() :].strip()
-    listed = _CHOICES.match(value)
-    choices = tuple(re.split(r"[,|]", listed[1])) if listed and re.search(r"[,|]", listed[1]) else ()
+    value_type = re.match(r"(INTEGER|TEXT|FLOAT|PATH|DIRECTORY|\[[\w|.-]+\])(?:\s|$)", more)
+    if not value and value_type is not None:
+        value, more = value_type[1], more[value_type.end() :].strip()
+    choice_list = _CHOICES.match(value)
+    choices = tuple(re.split(r"[,|]", choice_list[1])) if choice_list and re.search(r"[,|]", choice_list[1]) else ()
     return HelpOption(tuple(names), value, choices, " ".join(more.split()))
 
 
-# How help lists options and commands: by the question that they answer.
+# How help groups options and commands: by the question that they answer.
 
-#: Options of a search by panel, those that most need first. What is in none of them stands in the last.
+#: Options of a search by panel, those that most people need first. Options in none of them go to the last.
 OPTION_PANELS: dict[str, tuple[str, ...]] = {
     "Most used": (
         *("model", "data", "budget", "batch_size", "keep_batch_size", "set", "fix", "objective", "device", "study"),
@@ -98,7 +98,7 @@ OPTION_PANELS: dict[str, tuple[str, ...]] = {
     "Other machines": ("devices", "on", "on_resources", "workers", "storage", "allow_busy"),
     "Output": (),
 }
-#: Commands by panel. Each is in one.
+#: Commands by panel. Each command is in one.
 COMMAND_PANELS: dict[str, tuple[str, ...]] = {
     "Search": ("search", "resume", "space", "init", "doctor"),
     "Results": ("report", "show", "rank", "studies", "profiles", "export"),
@@ -108,11 +108,11 @@ COMMAND_PANELS: dict[str, tuple[str, ...]] = {
 
 
 def _write_panels(ctx: Any, formatter: Any, options: Sequence[Any]) -> None:
-    """Write options in their panels."""
-    left = {one.name: row for one in options if (row := one.get_help_record(ctx)) is not None}
+    """Write options by panel."""
+    unlisted = {option.name: row for option in options if (row := option.get_help_record(ctx)) is not None}
     last = list(OPTION_PANELS)[-1]
     for title, names in OPTION_PANELS.items():
-        rows = [left.pop(name) for name in (list(left) if title == last else names) if name in left]
+        rows = [unlisted.pop(name) for name in (list(unlisted) if title == last else names) if name in unlisted]
         if rows:
             with formatter.section(title):
                 formatter.write_dl(rows)
@@ -123,12 +123,16 @@ class InPanels(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, and the options by panel."""
-        own = self.get_params(ctx)
-        arguments = [row for one in own if not _is_option(one) and (row := one.get_help_record(ctx)) is not None]
+        parameters = self.get_params(ctx)
+        arguments = [
+            row
+            for parameter in parameters
+            if not _is_option(parameter) and (row := parameter.get_help_record(ctx)) is not None
+        ]
         if arguments:
             with formatter.section("Arguments"):
                 formatter.write_dl(arguments)
-        _write_panels(ctx, formatter, [one for one in own if _is_option(one)])
+        _write_panels(ctx, formatter, [parameter for parameter in parameters if _is_option(parameter)])
 
 
 class CommandsInPanels(TyperGroup):
@@ -145,9 +149,9 @@ def _is_option(one: Any) -> bool:
     return bool(one.param_type_name == "option")
 
 
-# Commands that take the options of another one, too, and list them in their help.
+# Commands that also take the options of another command, and list them in their help.
 
-#: Settings of such a command: what it does not know itself is left to the other one's parser.
+#: Settings of such a command: options that it does not know are left to the other command's parser.
 BEYOND = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -156,24 +160,26 @@ def also_takes(other: str, heading: str) -> type[TyperCommand]:
 
     Args:
         other: the other command's name.
-        heading: stands above its options, in panels.
+        heading: the heading above its options, which are in panels.
     """
 
     class Both(TyperCommand):
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-            # What stands behind -- is the other one's, and is left to it with the mark, which a parser would drop.
-            at = args.index("--") if "--" in args else len(args)
-            left = super().parse_args(ctx, args[:at])
-            ctx.args = [*ctx.args, *args[at:]]
-            return left
+            # Words behind -- belong to the other command, and are left to it with the --, which a parser would drop.
+            separator = args.index("--") if "--" in args else len(args)
+            remaining = super().parse_args(ctx, args[:separator])
+            ctx.args = [*ctx.args, *args[separator:]]
+            return remaining
 
         def format_options(self, ctx: Any, formatter: Any) -> None:
             super().format_options(ctx, formatter)
-            own = {one.name for one in self.params}
-            beyond = [one for one in ctx.parent.command.commands[other].params if one.name not in own]
+            own_names = {option.name for option in self.params}
+            other_options = [
+                option for option in ctx.parent.command.commands[other].params if option.name not in own_names
+            ]
             formatter.write_paragraph()
             formatter.write_text(heading)
             with formatter.indentation():
-                _write_panels(ctx, formatter, [one for one in beyond if _is_option(one)])
+                _write_panels(ctx, formatter, [option for option in other_options if _is_option(option)])
 
     return Both

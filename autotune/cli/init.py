@@ -27,11 +27,11 @@ from autotune.search.study_folders import require_utf8
 from autotune.search.subject import command_name
 from autotune.workload.contract import DEFAULT_BATCH_SIZE
 
-# ``autotune init -- python train.py``: writes the file of a training script, from what its ``--help`` says.
+# ``autotune init -- python train.py``: writes a training script's file, based on its ``--help``.
 
-#: How long a script may take to say what its options are: it may import a lot first.
+#: How long a script may take to print its help: it may import a lot first.
 HELP_S = 60.0
-#: More of a help text is not read.
+#: At most so much of a help text is read.
 _MOST = 2**18
 _SCRIPT_HEAD = """\
 # How autotune runs {name}, and what its own options set. Read it through, then: autotune search --script {file}
@@ -60,7 +60,7 @@ _OUTPUT = """
 
 
 def write_script_file(words: Sequence[str], file: Path | None) -> None:
-    """Run a command with ``--help``, and write the file of its script.
+    """Run a command with ``--help``, and write its script's file.
 
     Raises:
         UsageError: the command cannot be run or written, or the file exists.
@@ -90,12 +90,12 @@ def write_script_file(words: Sequence[str], file: Path | None) -> None:
 
 
 def _help_of(words: Sequence[str]) -> tuple[str, str | None]:
-    """Return a command's help text, and why there is none, if so, as a predicate.
+    """Return a command's help text and, if there is none, the reason as a predicate.
 
     Raises:
         UsageError: the program cannot be run.
     """
-    # Wide, so that nothing is broken in two.
+    # Wide, so that no line is wrapped.
     env = {**os.environ, "COLUMNS": "200", "TERMINAL_WIDTH": "200", "NO_COLOR": "1"}
     try:
         child = subprocess.Popen(
@@ -111,17 +111,17 @@ def _help_of(words: Sequence[str]) -> tuple[str, str | None]:
             f"{words[0]!r} cannot be run: {error.strerror}", advice="it is looked for as in a shell."
         ) from None
     try:
-        said, _ = child.communicate(timeout=HELP_S)
+        output, _ = child.communicate(timeout=HELP_S)
     except subprocess.TimeoutExpired:
         return "", f"did not end within {HELP_S:.0f} s"
     finally:
-        # What it may have started goes, too.
+        # Also end whatever it has started.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
         if child.stdout is not None:
             child.stdout.close()
-    text = said[:_MOST].decode(errors="replace")
+    text = output[:_MOST].decode(errors="replace")
     if child.returncode:
         last = next((_without_control(line.strip())[:120] for line in reversed(text.splitlines()) if line.strip()), "")
         return "", f"ended with exit code {child.returncode}{f' ({last})' if last else ''}"
@@ -158,24 +158,24 @@ def _remark(flag: KnownFlag) -> str:
 
 
 def _without_control(text: str) -> str:
-    """Return text that cannot end a comment."""
+    """Return the text without characters that could end a comment."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
-# Helpers to read a script's syntax tree.
+# Helpers for reading a script's syntax tree.
 
-#: Methods that put a model onto a device or into a mode, which autotune does itself.
+#: Methods that move a model to a device or switch its mode, which autotune does itself.
 PLACING = ("to", "cuda", "cpu", "train", "float")
-#: Wrappers of a model that autotune applies itself, or that belong to several processes.
+#: Wrappers of a model that autotune applies itself, or that are for several processes.
 _WRAPPERS = ("compile", "DataParallel", "DistributedDataParallel", "DDP")
 
 
 class NotTold(Exception):
-    """A part that the source does not tell, with the reason as a clause."""
+    """The source does not determine a part; the message is the reason, as a clause."""
 
 
 class Plain(ast.NodeTransformer):
-    """Replaces options of the command line by their defaults, and leaves out what autotune does itself."""
+    """Replaces command-line options by their defaults, and drops what autotune does itself."""
 
     def __init__(self, defaults: dict[str, str], *, placed: bool) -> None:
         self._defaults = defaults
@@ -207,7 +207,7 @@ class Plain(ast.NodeTransformer):
 
 
 def statements(body: list[ast.stmt], conditional: bool = False) -> Iterator[tuple[ast.stmt, bool]]:
-    """Yield statements in order, with those inside blocks but not those inside definitions, and whether each may be
+    """Yield statements in order, including those inside blocks but not inside definitions, with whether each may be
     skipped."""
     for node in body:
         yield node, conditional
@@ -227,7 +227,7 @@ def targets(node: ast.stmt) -> list[ast.expr]:
 
 
 def bound(target: ast.expr) -> set[str]:
-    """Return the variables that an assignment to a target binds or changes."""
+    """Return the variables that an assignment to this target binds or changes."""
     if isinstance(target, ast.Tuple | ast.List):
         return {name for part in target.elts for name in bound(part)}
     while isinstance(target, ast.Attribute | ast.Subscript | ast.Starred):
@@ -254,12 +254,12 @@ def dotted(node: ast.expr) -> str:
 
 def keyword(call: ast.Call, name: str) -> ast.expr:
     """Return the value of a keyword argument, or the constant ``None``."""
-    found = next((k.value for k in call.keywords if k.arg == name), None)
-    return found or ast.Constant(None, lineno=call.lineno, col_offset=0)
+    value = next((k.value for k in call.keywords if k.arg == name), None)
+    return value or ast.Constant(None, lineno=call.lineno, col_offset=0)
 
 
 def own(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a scope, without those of the functions in it."""
+    """Yield the nodes of a scope, except those inside its functions."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, ast.FunctionDef):
             yield child
@@ -267,7 +267,7 @@ def own(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def argparse_defaults(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Yield options with the source of their defaults, and under the empty name the variable that has them."""
+    """Yield options with the source of their defaults, and, under the empty name, the variable that holds them."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and ast.unparse(node.value).endswith("parse_args()"):
             yield "", ast.unparse(node.targets[0])
@@ -283,11 +283,11 @@ def argparse_defaults(tree: ast.Module) -> Iterator[tuple[str, str]]:
                 yield name, ast.unparse(keyword(node, "default"))
 
 
-# The parts of a training script that a workload needs, told from its source. The script is never run.
+# The parts of a training script that a workload needs, extracted from its source. The script is never run.
 #
 # The optimizer names the model, ``backward()`` the loss, ``DataLoader(…)`` the data set. Each part is the expression
-# found there, with the assignments before it that it depends on. Where that is not certain (a value decided by a
-# condition, an option without a default), the part is not told.
+# there, with the earlier assignments that it depends on. Where that is uncertain (a value decided by a condition, an
+# option without a default), the part is left out.
 
 
 _OPTIMIZERS = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "ASGD", "LBFGS")
@@ -299,7 +299,7 @@ class Part:
     """Statements that end with a ``return``, without indentation.
 
     Attributes:
-        lines: the source. line: where it was found in the script. model: name of the model there.
+        lines: the source. line: its line in the script. model: name of the model there.
     """
 
     lines: list[str]
@@ -311,7 +311,7 @@ class Script:
     """A training script as a syntax tree.
 
     Raises:
-        SyntaxError: (from the constructor) the text is no Python.
+        SyntaxError: (from the constructor) the text is not valid Python.
     """
 
     def __init__(self, text: str) -> None:
@@ -338,8 +338,8 @@ class Script:
 
     def collate(self) -> Part | None:
         scope, call = self._loader()
-        found = keyword(call, "collate_fn")
-        return None if isinstance(found, ast.Constant) else self._part(scope, found, set())
+        function = keyword(call, "collate_fn")
+        return None if isinstance(function, ast.Constant) else self._part(scope, function, set())
 
     def batch_size(self) -> int:
         scope, call = self._loader()
@@ -358,17 +358,17 @@ class Script:
             batch = batch.elts[1]
         opt_scope, _, model = self._optimizer()
         used = {n.id for n in ast.walk(loop) if isinstance(n, ast.Name)}
-        mine = next((n for n in sorted(used) if self._origin(scope, n) == (opt_scope, model)), None)
-        if mine is None:
+        model_name = next((n for n in sorted(used) if self._origin(scope, n) == (opt_scope, model)), None)
+        if model_name is None:
             raise NotTold("the model in the training loop is not certainly the optimizer's")
         end = ast.Name(name, ast.Load(), lineno=line, col_offset=0)
-        found = self._part(scope, end, {mine, *bound(batch)}, mine, placed=True)
+        part = self._part(scope, end, {model_name, *bound(batch)}, model_name, placed=True)
         unpacked = ast.unparse(batch)
         unpacked = unpacked[1:-1] if unpacked.startswith("(") else unpacked
-        return Part([f"{unpacked} = batch", *found.lines], found.line, mine)
+        return Part([f"{unpacked} = batch", *part.lines], part.line, model_name)
 
     def support(self) -> str:
-        """Return the script's own imports, definitions and constants that the parts told so far use, in its order."""
+        """Return the script's own imports, definitions and constants used by the parts read so far, in script order."""
         lines, text = self._text.splitlines(), ""
         for first, node in sorted(self._taken.items()):
             gap = "\n\n\n" if isinstance(node, ast.FunctionDef | ast.ClassDef) else "\n"
@@ -384,16 +384,16 @@ class Script:
         raise NotTold("no torch.optim optimizer over MODEL.parameters() is assigned")
 
     def _loader(self) -> tuple[_Scope, ast.Call]:
-        found = [(s, c) for s, c in self._calls() if dotted(c.func).split(".")[-1] == "DataLoader"]
-        if not found:
+        loaders = [(s, c) for s, c in self._calls() if dotted(c.func).split(".")[-1] == "DataLoader"]
+        if not loaders:
             raise NotTold("no DataLoader is assigned")
-        # The training's one says so, or shuffles.
+        # The training loader has "train" in its name, or shuffles.
         lines = self._text.splitlines()
         return max(
-            found,
-            key=lambda one: (
-                "train" in lines[one[1].lineno - 1].partition("=")[0],
-                getattr(keyword(one[1], "shuffle"), "value", None) is True,
+            loaders,
+            key=lambda loader: (
+                "train" in lines[loader[1].lineno - 1].partition("=")[0],
+                getattr(keyword(loader[1], "shuffle"), "value", None) is True,
             ),
         )
 
@@ -405,7 +405,7 @@ class Script:
                     yield scope, statement.value
 
     def _backward(self) -> tuple[_Scope, ast.For, str, int]:
-        """Return the innermost loop around ``backward()`` with its scope, and the loss's name and line."""
+        """Return the scope and the innermost loop around ``backward()``, and the name and line of the loss."""
         for scope in self._scopes:
             inside = [n for n, _ in statements(scope.body)]
             for node in inside:
@@ -420,13 +420,13 @@ class Script:
         raise NotTold("no LOSS.backward() in a loop over batches was found")
 
     def _origin(self, scope: _Scope, name: str) -> tuple[_Scope, str]:
-        """Follow a parameter to the variable that the function's only call gives for it."""
+        """Follow a parameter to the variable that the function's only call passes for it."""
         if isinstance(scope, ast.FunctionDef):
-            given = self._given(scope, name)
-            if given is not None and isinstance(given[1], ast.Name):
-                return self._origin(given[0], given[1].id)
+            argument = self._given(scope, name)
+            if argument is not None and isinstance(argument[1], ast.Name):
+                return self._origin(argument[0], argument[1].id)
             assigned = any(name in bound(t) for s, _ in statements(scope.body) for t in targets(s))
-            if given is None and not assigned:
+            if argument is None and not assigned:
                 return self._tree, name
         return scope, name
 
@@ -440,8 +440,8 @@ class Script:
         caller, call = calls[0]
         by_name = {k.arg: k.value for k in call.keywords}
         place = names.index(name)
-        found = call.args[place] if place < len(call.args) else by_name.get(name)
-        return None if found is None else (caller, found)
+        argument = call.args[place] if place < len(call.args) else by_name.get(name)
+        return None if argument is None else (caller, argument)
 
     def _part(
         self,
@@ -453,25 +453,25 @@ class Script:
         calls: bool = False,
         placed: bool = False,
     ) -> Part:
-        """Return the statements before ``result`` that it depends on, and its return.
+        """Return the statements before ``result`` that it depends on, followed by its return.
 
         Args:
             given: names that the workload's function receives.
-            calls: keep calls of methods, which may change the result.
-            placed: keep what is moved to the device; otherwise autotune moves it.
+            calls: keep method calls, which may change the result.
+            placed: keep moves to the device; otherwise autotune does the moving.
         """
         chosen = self._slice(scope, result, given, calls)
         lines = [line for node in chosen for line in self._write(node, placed).splitlines()]
         lines.append(f"return {self._write(result, placed)}")
         if any(re.search(r"\bdevice\b", line) for line in lines):
             lines.insert(0, "device = ctx.device")
-        # A name is only used at the end; what it stands for is assigned before.
-        made = [s for s in chosen if isinstance(result, ast.Name) and result.id in map(_plain_name, targets(s))]
-        return Part(lines, made[0].lineno if made else result.lineno, model)
+        # A bare name is only returned there; report the line that assigns it.
+        assignments = [s for s in chosen if isinstance(result, ast.Name) and result.id in map(_plain_name, targets(s))]
+        return Part(lines, assignments[0].lineno if assignments else result.lineno, model)
 
     def _slice(self, scope: _Scope, result: ast.expr, given: set[str], calls: bool = False) -> list[ast.stmt]:
         chosen: list[ast.stmt] = []
-        # Options of the command line are replaced by their defaults.
+        # Command-line options are replaced by their defaults.
         given = {*given, "device", self._defaults.get("", "")}
         needed = names_in(result) - given
         before = [(s, c) for s, c in statements(scope.body) if s.lineno < result.lineno]
@@ -491,11 +491,11 @@ class Script:
         return outside + chosen[::-1]
 
     def _from_outside(self, scope: _Scope, name: str) -> list[ast.stmt]:
-        """Provide for a name that a scope does not assign: a parameter, the script's own, or a built-in."""
+        """Provide the definition of a name not assigned in a scope: a parameter, a top-level name, or a built-in."""
         if isinstance(scope, ast.FunctionDef):
-            found = self._given(scope, name)
-            if found is not None:
-                caller, value = found
+            argument = self._given(scope, name)
+            if argument is not None:
+                caller, value = argument
                 inside = self._slice(caller, value, set())
                 same = isinstance(value, ast.Name) and value.id == name
                 new = ast.Assign([ast.Name(name, ast.Store())], value, lineno=value.lineno, col_offset=0)
@@ -521,8 +521,8 @@ class Script:
             self._take(used)
 
     def _write(self, node: ast.AST, placed: bool) -> str:
-        found = Plain(self._defaults, placed=placed).visit(copy.deepcopy(node))
-        return "" if found is None else ast.unparse(ast.fix_missing_locations(found))
+        stripped = Plain(self._defaults, placed=placed).visit(copy.deepcopy(node))
+        return "" if stripped is None else ast.unparse(ast.fix_missing_locations(stripped))
 
 
 def _is_optimizer(called: str) -> bool:
@@ -534,10 +534,10 @@ def _plain_name(target: ast.expr) -> str:
     return target.id if isinstance(target, ast.Name) else ""
 
 
-# ``autotune init``: write a commented workload, either a plain one that runs or the parts of a training script, or the
-# file of a script that is tuned as it stands.
+# ``autotune init``: write a commented workload (either a plain one that runs, or the parts of a training script), or
+# the file of a script that is tuned as it stands.
 
-#: Where a context keeps the command behind ``--``.
+#: Key under which a context keeps the command behind ``--``.
 _WORDS = "autotune.words"
 _WORKLOAD_HEAD = '''\
 """A workload for autotune{origin}.
@@ -574,7 +574,7 @@ class RandomVectors(Dataset):
     def __getitem__(self, index):
         return self.inputs[index], self.labels[index]
 '''
-#: The functions of the plain workload: their arguments, what they are, and their lines.
+#: The functions of the plain workload: their arguments, docstrings and lines.
 _FUNCTIONS = {
     "model": (
         "ctx",
@@ -601,12 +601,12 @@ _FUNCTIONS = {
 
 
 class TakesCommand(TyperCommand):
-    """A command that tells its own arguments from a command of the user's behind ``--``."""
+    """A command that separates its own arguments from a user's command behind ``--``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        at = args.index("--") if "--" in args else len(args)
-        ctx.meta[_WORDS] = args[at + 1 :]
-        return super().parse_args(ctx, args[:at])
+        separator = args.index("--") if "--" in args else len(args)
+        ctx.meta[_WORDS] = args[separator + 1 :]
+        return super().parse_args(ctx, args[:separator])
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND…]"]
@@ -665,36 +665,36 @@ def _function(name: str, arguments: str, title: str, lines: list[str], model: st
 
 
 def _from_script(name: str, script: Path) -> tuple[str, list[tuple[str, str]]]:
-    """Return the workload's text, and the parts that the script does not tell, each with the reason."""
+    """Return the workload's text, and the parts that the script does not determine, each with the reason."""
     try:
-        found = Script(script.read_text())
+        source = Script(script.read_text())
     except (OSError, ValueError, SyntaxError) as error:
         raise UsageError(f"{script} cannot be read as Python: {error}") from error
     missing: list[tuple[str, str]] = []
     functions = []
-    readers: dict[str, Callable[[], Part | None]] = {n: getattr(found, n) for n in _FUNCTIONS}
-    for one, read in readers.items():
-        arguments, title, _ = _FUNCTIONS[one]
+    readers: dict[str, Callable[[], Part | None]] = {n: getattr(source, n) for n in _FUNCTIONS}
+    for part_name, read in readers.items():
+        arguments, title, _ = _FUNCTIONS[part_name]
         try:
             part = read()
         except NotTold as reason:
-            missing.append((one, str(reason)))
-            todo = f"{name}: {one}(…) is still to be written; {script.name} did not tell it."
+            missing.append((part_name, str(reason)))
+            todo = f"{name}: {part_name}(…) is still to be written; {script.name} did not tell it."
             lines = [f"# TODO: {reason}.", f"raise NotImplementedError({todo!r})"]
-            functions.append(_function(one, arguments, title, lines))
+            functions.append(_function(part_name, arguments, title, lines))
             continue
         if part is not None:
             where = f"# From line {part.line} of {script.name}."
-            functions.append(_function(one, arguments, title, [where, *part.lines], part.model))
+            functions.append(_function(part_name, arguments, title, [where, *part.lines], part.model))
     size, note = DEFAULT_BATCH_SIZE, ""
     try:
-        size = found.batch_size()
+        size = source.batch_size()
     except NotTold as reason:
         missing.append(("BATCH_SIZE", str(reason)))
         note = f"  # TODO: {reason}"
     parts = [
         _WORKLOAD_HEAD.format(origin=f", with the parts of {script.name}", name=name),
-        found.support() + "\n",
+        source.support() + "\n",
         _CONSTANTS.format(size=size, note=note),
     ]
     return "\n".join(parts) + "".join(functions), missing

@@ -1,4 +1,4 @@
-"""A job as it is asked for, by options or by a file, for the daemon or for Slurm."""
+"""The request of a job, from options or a file, for the daemon or for Slurm."""
 
 from __future__ import annotations
 
@@ -38,39 +38,39 @@ from autotune.search.subject import script_of
 from autotune.study.storage_url import SECRET_VARIABLES
 from autotune.workload.catalog import find_objective, find_workload, source_hash
 
-# The check of a workload when it is submitted, in a process of its own, so that it does not fail hours later.
+# Checks a workload on submission, in a separate process, so that it does not fail hours later.
 
-#: A check is given up after this many seconds. Most of a usual one is the import of torch.
+#: A check is given up after this many seconds. Importing torch takes most of a usual one.
 LIMIT_S = 60.0
 _BYTES = 2**16
 
 
 def unchecked_workloads(requests: Sequence[JobRequest]) -> list[str]:
-    """Check the workloads that are the user's own; return a sentence for each that could not be checked.
+    """Check the user's own workloads; return a sentence for each that could not be checked.
 
     Raises:
-        AutotuneError: one of them is no workload.
+        AutotuneError: one of them is not a workload.
     """
-    # Built-in workloads need no check, and a file of jobs may name one workload many times.
-    own = {
+    # Built-in workloads need no check, and a file of jobs may name the same workload many times.
+    workloads = {
         (ref.model_dump_json(), tuple(sorted(request.environment.items()))): (ref, request.environment)
         for request in requests
         if request.replay is None and request.spec.command is None and request.label != request.spec.model
         for ref in [find_workload(request.spec.model, request.spec.args)]
     }
-    found = [check_workload(ref, environment) for ref, environment in own.values()]
-    return [sentence for sentence in found if sentence is not None]
+    sentences = [check_workload(ref, environment) for ref, environment in workloads.values()]
+    return [sentence for sentence in sentences if sentence is not None]
 
 
 def check_workload(ref: WorkloadRef, environment: Mapping[str, str], *, limit_s: float = LIMIT_S) -> str | None:
     """Import a workload in a child process, in the environment of its job.
 
     Returns:
-        why it could not be checked, as a sentence; ``None`` if it is a workload.
+        Why it could not be checked, as a sentence; ``None`` if it is a workload.
 
     Raises:
-        WorkloadError: it cannot be imported, or is no workload.
-        UsageError: it does not take these arguments.
+        WorkloadError: it cannot be imported, or is not a workload.
+        UsageError: it does not accept these arguments.
     """
     with tempfile.TemporaryFile() as answer:
         try:
@@ -90,22 +90,22 @@ def check_workload(ref: WorkloadRef, environment: Mapping[str, str], *, limit_s:
         except subprocess.TimeoutExpired:
             return f"{ref.name} was not checked: importing it took longer than {limit_s:.0f} s."
         finally:
-            # Whatever it has started ends with it.
+            # Also end whatever it has started.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         answer.seek(0)
         text = answer.read(_BYTES)
     try:
-        found = json.loads(text)
+        report = json.loads(text)
     except ValueError:
         raise WorkloadError(
             f"{ref.name} cannot be imported: it ended its process with {_ended(process.returncode)}",
             advice=f"`python -c 'import {ref.module}'` may show why.",
         ) from None
-    if found:
-        error = by_exit_code(found["exit_code"])(found["message"], advice=found.get("advice"))
-        error.detail = found.get("detail")
+    if report:
+        error = by_exit_code(report["exit_code"])(report["message"], advice=report.get("advice"))
+        error.detail = report.get("detail")
         raise error
     return None
 
@@ -114,13 +114,13 @@ def _ended(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
-# ``autotune submit --to slurm``: what a job asks Slurm for, and its submission.
+# ``autotune submit --to slurm``: what a job requests from Slurm, and its submission.
 
 
 QUEUES = ("daemon", "slurm")
-#: Options of `submit` that only Slurm understands.
+#: Options of `submit` that only Slurm's queue supports.
 _SLURMS = ("partition", "gres", "time", "cpus", "mem", "account", "qos", "sbatch")
-#: Those that only the daemon understands, and what to write for Slurm.
+#: Those that only the daemon's queue supports, each with what to write for Slurm.
 _DAEMONS = {
     "priority": "--sbatch nice=100 lowers it.",
     "gpu": "--gres gpu:h100:1 asks for a card.",
@@ -137,13 +137,13 @@ _DAEMONS = {
 
 
 def allocation_of(ctx: Any, to: str, environment: Mapping[str, str]) -> Allocation:
-    """Return what a command line asks Slurm for; nothing if its job is the daemon's.
+    """Return what a command line requests from Slurm; nothing if its job is for the daemon.
 
     Args:
-        environment: variables that the job is given by name.
+        environment: variables that ``--env`` sets for the job.
 
     Raises:
-        UsageError: there is no such queue, a value is invalid, or an option is the other queue's.
+        UsageError: there is no such queue, a value is invalid, or an option belongs to the other queue.
     """
     if to not in QUEUES:
         raise UnknownNameError("queue", to, QUEUES)
@@ -153,24 +153,24 @@ def allocation_of(ctx: Any, to: str, environment: Mapping[str, str]) -> Allocati
             if to == "slurm":
                 raise UsageError(f"{flag} is for the daemon's queue, not for Slurm's", advice=_DAEMONS[name])
             raise UsageError(f"{flag} is for Slurm's queue", advice="--to slurm puts the search there.")
-    asked = {name: ctx.params[name] for name in _SLURMS}
-    return allocation(**{**asked, "sbatch": asked["sbatch"] or ()}, environment=environment)
+    options = {name: ctx.params[name] for name in _SLURMS}
+    return allocation(**{**options, "sbatch": options["sbatch"] or ()}, environment=environment)
 
 
 def submit_to_slurm(state_dir: Path | None, asked: Sequence[tuple[JobRequest, Allocation]], *, as_json: bool) -> None:
-    """Submit searches to Slurm, one after the other, and say what they are called.
+    """Submit searches to Slurm one by one, and print the names of their jobs.
 
     Raises:
-        AutotuneError: one of them cannot be submitted. Those before it are, and are named.
+        AutotuneError: one of them cannot be submitted. Those before it have been, and are named.
     """
     require_sbatch()
     for sentence in unchecked_workloads([request for request, _ in asked]):
         typer.echo(f"autotune: {sentence}", err=True)
     queue = SlurmQueue(find_daemon(state_dir))
     jobs = []
-    for request, wanted in asked:
+    for request, requested in asked:
         try:
-            jobs.append(queue.submit(request, wanted))
+            jobs.append(queue.submit(request, requested))
         except AutotuneError as error:
             if jobs:
                 error.advice = f"{', '.join(job.name for job in jobs)} had been submitted before. {error.advice or ''}"
@@ -181,11 +181,11 @@ def submit_to_slurm(state_dir: Path | None, asked: Sequence[tuple[JobRequest, Al
         return
     for job in jobs:
         typer.echo(f"job {job.name}: {job.row.study}")
-    one = f"`autotune jobs show {jobs[0].name}` says more, `autotune jobs wait {jobs[0].name}` waits for its end."
-    typer.echo(one if len(jobs) == 1 else "`autotune jobs` lists them.")
+    hint = f"`autotune jobs show {jobs[0].name}` says more, `autotune jobs wait {jobs[0].name}` waits for its end."
+    typer.echo(hint if len(jobs) == 1 else "`autotune jobs` lists them.")
 
 
-# A job as it is asked for, by options or by a file.
+# The request of a job, by options or by a file.
 
 # The request of a job, from the words of a command line after ``autotune submit``.
 
@@ -194,7 +194,7 @@ _FORWARDED = re.compile(
     r"PATH|LD_LIBRARY_PATH|PYTHONPATH|VIRTUAL_ENV|CONDA_PREFIX|HOME|LANG|LC_.*|TMPDIR|CC|CXX|CUDA_HOME|CUDA_DEVICE_ORDER"
     r"|PGPASSFILE|HF_HOME|TORCH_HOME|XDG_(CACHE|DATA|CONFIG)_HOME|OMP_NUM_THREADS|NO_COLOR"
 )
-#: A century. What is longer is a slip.
+#: A century. Anything longer is a typing error.
 _MOST_HOURS = 100 * 366 * 24
 _MOST_BYTES = 2**60
 #: Options that concern the call, not the job.
@@ -221,13 +221,13 @@ class When:
 
 @contextlib.contextmanager
 def error_prefix(where: str | Callable[[str], str]) -> Iterator[None]:
-    """Prefix the message of every error with ``where``, or with what it returns for the message."""
+    """Prefix the message of every error with ``where``, or with what ``where`` returns for the message."""
     try:
         yield
     except AutotuneError as error:
         raise UsageError(_prefixed(str(error), where), advice=error.advice) from error
     except Exception as error:
-        # Errors of the command-line parser: Typer may use click or its own copy of it, so the class is not known.
+        # Errors of the command-line parser: Typer uses click or its own copy of it, so their class is not known.
         if not hasattr(error, "format_message"):
             raise
         raise UsageError(_prefixed(error.format_message().rstrip("."), where)) from error
@@ -238,54 +238,54 @@ def _prefixed(message: str, where: str | Callable[[str], str]) -> str:
 
 
 def typed_words(ctx: typer.Context) -> list[str]:
-    """Return the options of `submit` itself on the command line, as words, without `CALL_OPTIONS`."""
+    """Return the options of `submit` itself that were typed, as words, without `CALL_OPTIONS`."""
     words: list[str] = []
     for name, value in ctx.params.items():
         if name in CALL_OPTIONS or not was_typed(ctx, name):
             continue
-        for one in value if isinstance(value, list | tuple) else [value]:
-            words += [f"--{name.replace('_', '-')}", *([] if one is True else [str(one)])]
+        for item in value if isinstance(value, list | tuple) else [value]:
+            words += [f"--{name.replace('_', '-')}", *([] if item is True else [str(item)])]
     return words
 
 
 def repeatable_options(root: Any) -> set[str]:
-    """Return the options of a job that may be repeated, as they are typed.
+    """Return the options of a job that may be repeated, as typed.
 
     Args:
         root: the context of `autotune` itself.
     """
-    params = [one for name in ("submit", "search") for one in root.command.commands[name].params]
-    return {word for one in params if getattr(one, "multiple", False) for word in one.opts}
+    params = [parameter for name in ("submit", "search") for parameter in root.command.commands[name].params]
+    return {word for parameter in params if getattr(parameter, "multiple", False) for word in parameter.opts}
 
 
 def parsed_request(root: Any, to: str, words: Sequence[str]) -> tuple[JobRequest, Allocation]:
-    """Return the request of one job of a file, as `request_of` does. Its words are parsed as a command line.
+    """Return the request of one job of a file, as `request_of` does, parsing its words as a command line.
 
     Args:
         root: the context of `autotune` itself.
     """
-    with root.command.commands["submit"].make_context("submit", list(words), parent=root) as own:
+    with root.command.commands["submit"].make_context("submit", list(words), parent=root) as context:
         for name in CALL_OPTIONS:
-            if was_typed(own, name):
+            if was_typed(context, name):
                 raise UsageError(f"--{name.replace('_', '-').removeprefix('as-')} cannot stand in a list of jobs")
-        return request_of(own, to, own.args)
+        return request_of(context, to, context.args)
 
 
 def request_of(ctx: Any, to: str, words: Sequence[str]) -> tuple[JobRequest, Allocation]:
-    """Return the request of a job, and what it asks Slurm for if that is whose queue it is for."""
+    """Return the request of a job, and what it requests from Slurm if it is for Slurm's queue."""
     params = ctx.params
-    given = _given_variables(params["env"] or ())
-    asked_of_slurm = allocation_of(ctx, to, given)
-    when = _when(params, given)
+    variables = _given_variables(params["env"] or ())
+    slurm_allocation = allocation_of(ctx, to, variables)
+    when = _when(params, variables)
     search = ctx.parent.command.commands["search"]
-    with search.make_context("search", list(words), parent=ctx.parent) as own:
-        asked = own.params
-    if asked["track"]:
+    with search.make_context("search", list(words), parent=ctx.parent) as context:
+        search_params = context.params
+    if search_params["track"]:
         raise UsageError("--track is not for searches that are submitted", advice="`autotune jobs` shows them.")
-    replay: Path | None = asked["replay"]
+    replay: Path | None = search_params["replay"]
     if replay is not None and to == "slurm":
         raise UsageError("--replay needs no node", advice="`autotune search --replay` runs in virtual time, here.")
-    spec = make_spec(asked, asked["words"] or ())
+    spec = make_spec(search_params, search_params["words"] or ())
     if spec.on is not None:
         raise UsageError(
             "--on is not for searches that are submitted, each of which runs where its job is started",
@@ -315,13 +315,13 @@ def request_of(ctx: Any, to: str, words: Sequence[str]) -> tuple[JobRequest, All
     if replay is None:
         ref = check_request(spec)
         label = ref.name
-        # Built-in workloads are not watched: they change with autotune itself.
+        # Built-in workloads are not watched: they change only with autotune itself.
         script = None if spec.command is None else script_of(spec.command)
         watched = str(script.absolute()) if script is not None else ref.path if spec.model == ref.path else None
         if watched is not None:
             sources[watched] = ref.sha256
     else:
-        refuse_beside_replay(asked, names=("study", "studies_dir"))
+        refuse_beside_replay(search_params, names=("study", "studies_dir"))
         read_surface(replay)
         for objective in spec.objectives:
             find_objective(objective)
@@ -332,14 +332,14 @@ def request_of(ctx: Any, to: str, words: Sequence[str]) -> tuple[JobRequest, All
     request = JobRequest(
         spec=spec,
         label=label,
-        studies_dir=os.path.realpath(Path(asked["studies_dir"]).expanduser()),
+        studies_dir=os.path.realpath(Path(search_params["studies_dir"]).expanduser()),
         replay=None if replay is None else str(replay.expanduser().absolute()),
         folder=str(Path.cwd()),
         python=sys.executable,
         sources=sources,
         **vars(when),
     )
-    return request, asked_of_slurm
+    return request, slurm_allocation
 
 
 def _when(params: Mapping[str, Any], given: Mapping[str, str]) -> When:
@@ -370,9 +370,9 @@ def _when(params: Mapping[str, Any], given: Mapping[str, str]) -> When:
 
 
 def _given_variables(asked: Any) -> dict[str, str]:
-    found = {}
-    for one in asked:
-        name, equals, value = one.partition("=")
+    variables = {}
+    for variable in asked:
+        name, equals, value = variable.partition("=")
         if name in SECRET_VARIABLES:
             raise UsageError(
                 f"--env {name} would be stored with the job, for everybody who reads it",
@@ -382,11 +382,11 @@ def _given_variables(asked: Any) -> dict[str, str]:
             if name not in os.environ:
                 raise UsageError(f"--env {name}: there is no such variable here", advice="--env NAME=VALUE sets one.")
             value = os.environ[name]
-        found[name] = value
-    return found
+        variables[name] = value
+    return variables
 
 
-# A file with several jobs for ``autotune submit --file``.
+# ``autotune submit --file``: a file of several jobs.
 
 
 YAML_BYTES = 2**20
@@ -399,27 +399,27 @@ def read_jobs(path: Path, repeatable: Collection[str]) -> list[list[str]]:
     to all of them. A list of values repeats the option, and a mapping stands for NAME=VALUE.
 
     Args:
-        repeatable: the options that can have several values, as they are typed.
+        repeatable: the options that can have several values, as typed.
 
     Raises:
-        UsageError: the file cannot be read, or does not have this form.
+        UsageError: the file cannot be read, or is malformed.
     """
     try:
-        found = YAML(typ="safe", pure=True).load(read_regular(path, YAML_BYTES, follow=True).decode())
+        data = YAML(typ="safe", pure=True).load(read_regular(path, YAML_BYTES, follow=True).decode())
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except (YAMLError, ValueError, TypeError, RecursionError) as error:
         raise UsageError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
-    jobs = found.get("jobs") if isinstance(found, dict) else None
-    defaults = found.get("defaults", {}) if isinstance(found, dict) else None
-    if isinstance(found, dict) and "models" in found:
+    jobs = data.get("jobs") if isinstance(data, dict) else None
+    defaults = data.get("defaults", {}) if isinstance(data, dict) else None
+    if isinstance(data, dict) and "models" in data:
         raise UsageError(f"{path} is a matrix, not a list of jobs", advice=f"write `autotune submit {path}`.")
     well_formed = isinstance(jobs, list) and jobs and isinstance(defaults, dict)
     if not well_formed or not all(isinstance(job, dict) for job in cast(list[Any], jobs)):
         raise UsageError(
             f"{path} holds no list of jobs", advice="write `jobs:`, and under it `- model: resnet50` for each."
         )
-    unknown = set(found) - {"jobs", "defaults"}
+    unknown = set(data) - {"jobs", "defaults"}
     if unknown:
         raise UsageError(f"{path}: {sorted(map(str, unknown))[0]!r} is neither jobs nor defaults")
     return [
@@ -441,31 +441,31 @@ def option_words(name: str, value: Any, repeatable: Collection[str]) -> list[str
     """Return an option of a file as words of a command line.
 
     Args:
-        repeatable: the options that can have several values, as they are typed.
+        repeatable: the options that can have several values, as typed.
 
     Raises:
         UsageError: an option cannot have this value.
     """
     words: list[str] = []
-    for one in _settings(value) if isinstance(value, dict) else value if isinstance(value, list) else [value]:
-        if isinstance(one, dict | list) or one is None:
+    for item in _settings(value) if isinstance(value, dict) else value if isinstance(value, list) else [value]:
+        if isinstance(item, dict | list) or item is None:
             raise UsageError(f"{name} has no value that an option can have")
-        if one is not False:
-            words += [flag(name)] if one is True else [flag(name), str(one)]
-    # Of an option that is repeated and cannot be, only the last value would count.
+        if item is not False:
+            words += [flag(name)] if item is True else [flag(name), str(item)]
+    # If an option that cannot be repeated were, only its last value would count.
     if isinstance(value, dict | list) and flag(name) not in repeatable:
         raise UsageError(f"{name} has one value, not several")
     return words
 
 
 def flag(name: str) -> str:
-    """Return an option of a file as it is typed: ``--batch-size`` for ``batch_size``."""
+    """Return an option of a file as typed on a command line: ``--batch-size`` for ``batch_size``."""
     return f"--{name.replace('_', '-')}"
 
 
 def _settings(value: Mapping[str, Any]) -> list[str]:
     """Return ``batch_size=32,64`` for ``{batch_size: [32, 64]}``."""
-    texts = {name: one if isinstance(one, list) else [one] for name, one in value.items()}
+    texts = {name: item if isinstance(item, list) else [item] for name, item in value.items()}
     return [
         f"{name}={','.join(str(v).lower() if isinstance(v, bool) else str(v) for v in vs)}"
         for name, vs in texts.items()

@@ -36,7 +36,7 @@ from autotune.workload.catalog import source_hash
 
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
 Id = Annotated[int, typer.Argument(help="A job's number.", metavar="ID", parser=slurm_jobs.refuse_slurms)]
-#: For the commands that Slurm's jobs have, too.
+#: For the commands that also work on Slurm's jobs.
 AnyId = Annotated[str, typer.Argument(help="A job's number, or slurm:NUMBER.", metavar="ID")]
 
 #: Number of ended jobs that are listed without ``--all``.
@@ -82,21 +82,21 @@ def jobs(
 
 
 def _rows(state_dir: Path | None) -> list[JobRow]:
-    """Return the jobs of both queues. Either may have none: a machine of a cluster needs no daemon."""
-    theirs = slurm_jobs.slurm_queue(state_dir)
-    if theirs.is_empty():
+    """Return the jobs of both queues. Either may be empty: a machine of a cluster needs no daemon."""
+    slurm = slurm_jobs.slurm_queue(state_dir)
+    if slurm.is_empty():
         return client(state_dir).rows()
-    found = theirs.look()
-    for trouble in found.troubles:
+    listing = slurm.look()
+    for trouble in listing.troubles:
         typer.echo(f"autotune: {trouble}", err=True)
-    ours: list[JobRow] = []
+    rows: list[JobRow] = []
     with contextlib.suppress(DaemonUnreachableError):
-        ours = client(state_dir).rows()
-    return [*ours, *(job.row for job in found.jobs)]
+        rows = client(state_dir).rows()
+    return [*rows, *(job.row for job in listing.jobs)]
 
 
 def _number(job: str) -> int:
-    """Return the number of a job of the daemon's."""
+    """Return the number of one of the daemon's jobs."""
     try:
         return int(job)
     except ValueError:
@@ -106,12 +106,12 @@ def _number(job: str) -> int:
 @app.command()
 def show(name: AnyId, state_dir: StateDir = None, as_json: Json = False) -> None:
     """Show everything about a job."""
-    theirs = slurm_jobs.slurms_number(name)
-    if theirs is not None:
-        slurm_jobs.show(slurm_jobs.slurm_queue(state_dir).job(theirs), as_json=as_json)
+    slurm_number = slurm_jobs.slurms_number(name)
+    if slurm_number is not None:
+        slurm_jobs.show(slurm_jobs.slurm_queue(state_dir).job(slurm_number), as_json=as_json)
         return
-    number, asked = _number(name), client(state_dir)
-    job, waits = asked.job(number), asked.waits_for(number)
+    number, daemon = _number(name), client(state_dir)
+    job, waits = daemon.job(number), daemon.waits_for(number)
     if as_json:
         print_json({**job.model_dump(mode="json"), "waits": waits})
         return
@@ -123,9 +123,9 @@ def show(name: AnyId, state_dir: StateDir = None, as_json: Json = False) -> None
 @app.command()
 def cancel(name: AnyId, state_dir: StateDir = None, as_json: Json = False) -> None:
     """End a job for good; what was measured stays in its study."""
-    theirs = slurm_jobs.slurms_number(name)
-    if theirs is not None:
-        slurm_jobs.cancel(slurm_jobs.slurm_queue(state_dir), theirs, as_json=as_json)
+    slurm_number = slurm_jobs.slurms_number(name)
+    if slurm_number is not None:
+        slurm_jobs.cancel(slurm_jobs.slurm_queue(state_dir), slurm_number, as_json=as_json)
         return
     _print_job(client(state_dir).cancel(_number(name)), as_json)
 
@@ -145,17 +145,17 @@ def resume(number: Id, state_dir: StateDir = None, as_json: Json = False) -> Non
 @app.command()
 def retry(number: Id, state_dir: StateDir = None, as_json: Json = False) -> None:
     """Queue a job again that failed or was cancelled; it goes on with its study."""
-    asked = client(state_dir)
-    sources = {path: source_hash(Path(path)) for path in asked.job(number).request.sources}
-    _print_job(asked.retry(number, sources), as_json)
+    daemon = client(state_dir)
+    sources = {path: source_hash(Path(path)) for path in daemon.job(number).request.sources}
+    _print_job(daemon.retry(number, sources), as_json)
 
 
 @app.command()
 def log(name: AnyId, state_dir: StateDir = None) -> None:
     """Print what a job's processes wrote."""
-    theirs = slurm_jobs.slurms_number(name)
-    if theirs is not None:
-        slurm_jobs.log(slurm_jobs.slurm_queue(state_dir).job(theirs))
+    slurm_number = slurm_jobs.slurms_number(name)
+    if slurm_number is not None:
+        slurm_jobs.log(slurm_jobs.slurm_queue(state_dir).job(slurm_number))
         return
     number = _number(name)
     client(state_dir).job(number)
@@ -186,20 +186,20 @@ def wait(
     """Wait until a job has ended; the exit code is its own (130 if it was cancelled, 124 after --timeout)."""
     clock = SystemClock()
     deadline = None if timeout is None else clock.now() + duration_s(timeout, "--timeout")
-    theirs = slurm_jobs.slurms_number(name)
-    if theirs is not None:
+    slurm_number = slurm_jobs.slurms_number(name)
+    if slurm_number is not None:
         queue = slurm_jobs.slurm_queue(state_dir)
-        found = slurm_jobs.wait(queue, theirs, clock, deadline=deadline, as_json=as_json)
-        raise typer.Exit(TIMED_OUT if found is None else slurm_jobs.exit_code_of(found))
-    number, asked = _number(name), client(state_dir)
-    job = asked.job(number)
+        ended_job = slurm_jobs.wait(queue, slurm_number, clock, deadline=deadline, as_json=as_json)
+        raise typer.Exit(TIMED_OUT if ended_job is None else slurm_jobs.exit_code_of(ended_job))
+    number, daemon = _number(name), client(state_dir)
+    job = daemon.job(number)
     while job.state not in ENDED:
         if deadline is not None and clock.now() >= deadline:
             typer.echo(f"autotune: job {number} is {job.state.value} after {timeout}", err=True)
             raise typer.Exit(TIMED_OUT)
         clock.sleep(_EVERY_S)
         # The daemon may be restarted in the meantime.
-        job = _retry_unreachable(lambda: asked.job(number), clock)
+        job = _retry_unreachable(lambda: daemon.job(number), clock)
     _print_job(job, as_json)
     if exit_code_of(job):
         raise typer.Exit(exit_code_of(job))
@@ -209,8 +209,8 @@ def wait(
 def attach(number: Id, state_dir: StateDir = None) -> None:
     """Watch a running job, or see what one that has ended told last; Ctrl-C stops watching and leaves it alone."""
     clock = SystemClock()
-    asked = client(state_dir)
-    job = asked.job(number)
+    daemon = client(state_dir)
+    job = daemon.job(number)
     events = find_daemon(state_dir).queue.job(number).events
     if job.state is not JobState.RUNNING and not (job.state in ENDED and events.exists()):
         raise UsageError(f"job {number} is {job.state.value}", advice=f"`autotune jobs show {number}` says more.")
@@ -226,7 +226,7 @@ def attach(number: Id, state_dir: StateDir = None) -> None:
                 break
             if clock.now() - asked_at >= 2 * _EVERY_S:
                 asked_at = clock.now()
-                job = _retry_unreachable(lambda: asked.job(number), clock)
+                job = _retry_unreachable(lambda: daemon.job(number), clock)
                 if job.state is not JobState.RUNNING:
                     break
             clock.sleep(_EVERY_S / 2)
@@ -262,17 +262,17 @@ def _print_job(job: Job, as_json: bool) -> None:
     if as_json:
         print_json(job.model_dump(mode="json"))
         return
-    then = job.status.then if isinstance(job.status, Running) else None
+    pending = job.status.then if isinstance(job.status, Running) else None
     why = getattr(job.status, "why", None) or getattr(job.status, "found", None)
-    if then is not None:
-        typer.echo(f"job {job.id} is asked to end; it will be {then.state.value}")
+    if pending is not None:
+        typer.echo(f"job {job.id} is asked to end; it will be {pending.state.value}")
     else:
         typer.echo(f"job {job.id} is {job.state.value}{f': {why}' if why else ''}")
 
 
 def _print_rows(rows: list[JobRow]) -> None:
-    """Print a line for each job. Nothing is cut: on a terminal that is too narrow, the reasons get lines of their own,
-    and the terminal wraps what is still too long."""
+    """Print a line for each job. Nothing is truncated: on a terminal that is too narrow, the reasons get lines of their
+    own, and the terminal wraps what is still too long."""
     cells = [
         ("job", "state", "study", "priority", "device", "since"),
         *(
@@ -307,7 +307,9 @@ def _print_rows(rows: list[JobRow]) -> None:
 def _facts(job: Job, waits: str | None, log: Path) -> list[tuple[str, str]]:
     request, status = job.request, job.status
     spec = request.spec
-    window = "" if request.window is None else "–".join(f"{m // 60:02}:{m % 60:02}" for m in request.window)
+    window = (
+        "" if request.window is None else "–".join(f"{minute // 60:02}:{minute % 60:02}" for minute in request.window)
+    )
     return [
         ("job", f"{job.id}, {job.state.value}{_pending(job)}"),
         ("found", getattr(status, "found", None) or ""),
@@ -333,8 +335,8 @@ def _facts(job: Job, waits: str | None, log: Path) -> list[tuple[str, str]]:
 
 
 def _pending(job: Job) -> str:
-    then = job.status.then if isinstance(job.status, Running) else None
-    return "" if then is None else f", and will be {then.state.value}"
+    pending = job.status.then if isinstance(job.status, Running) else None
+    return "" if pending is None else f", and will be {pending.state.value}"
 
 
 def _device(name: str | None) -> str:
@@ -393,10 +395,10 @@ def window_of(text: str) -> tuple[int, int]:
     opens, dash, closes = text.partition("-")
     if not dash:
         raise UsageError(f"--window {text!r} is no window", advice="write it as 22:00-07:00.")
-    found = minute_of_day(opens, "--window"), minute_of_day(closes, "--window")
-    if found[0] == found[1]:
+    minutes = minute_of_day(opens, "--window"), minute_of_day(closes, "--window")
+    if minutes[0] == minutes[1]:
         raise UsageError(f"--window {text!r} begins when it ends", advice="leave it out to run at any time.")
-    return found
+    return minutes
 
 
 def minute_of_day(text: str, option: str) -> int:
@@ -405,7 +407,7 @@ def minute_of_day(text: str, option: str) -> int:
     Raises:
         UsageError: the text is not a time of day.
     """
-    found = re.fullmatch(r"\s*(\d{1,2}):(\d{2})\s*", text)
-    if not found or int(found[1]) > 24 or int(found[2]) > 59 or 60 * int(found[1]) + int(found[2]) > 24 * 60:
+    match = re.fullmatch(r"\s*(\d{1,2}):(\d{2})\s*", text)
+    if not match or int(match[1]) > 24 or int(match[2]) > 59 or 60 * int(match[1]) + int(match[2]) > 24 * 60:
         raise UsageError(f"{option}: {text!r} is no time of day", advice="write it as 22:00.")
-    return (60 * int(found[1]) + int(found[2])) % (24 * 60)
+    return (60 * int(match[1]) + int(match[2])) % (24 * 60)

@@ -31,7 +31,7 @@ app = typer.Typer(
 )
 
 
-#: What a command line raises that cannot be parsed. Typer's versions differ in which Click they take it from.
+#: Raised by a command line that cannot be parsed. Versions of Typer differ in which Click they take it from.
 WRONGLY_TYPED: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
@@ -112,15 +112,15 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Run a command line and return its exit code.
 
-    An error is reported on stderr in one sentence, and with ``--json`` as an object on stdout, too.
+    An error is reported on stderr in one sentence and, with ``--json``, also as an object on stdout.
     """
     from autotune.cli.completion import for_bash
 
     _register()
-    own, theirs = _split(arguments)
-    debug, as_json = "--debug" in own, "--json" in own
+    own_words, command_words = _split(arguments)
+    debug, as_json = "--debug" in own_words, "--json" in own_words
     # --debug is accepted after the command too, since users append it to the command line that just failed.
-    arguments = [*(a for a in own if a != "--debug"), *theirs]
+    arguments = [*(a for a in own_words if a != "--debug"), *command_words]
     try:
         with for_bash(), _named_files(arguments):
             code = app(arguments, prog_name="autotune", standalone_mode=not as_json)
@@ -158,8 +158,8 @@ def _print_json_error(message: str, exit_code: int, **more: str | None) -> None:
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Return the part of a command line that is autotune's, and what follows ``--`` or ``run``: a command of the
-    user's, whose options are its own."""
+    """Split a command line into autotune's part and what follows ``--`` or ``run``: a user's command, whose options
+    are its own."""
     for i, word in enumerate(arguments):
         if word == "--" or (word == "run" and "--" not in arguments and all(a.startswith("-") for a in arguments[:i])):
             return arguments[:i], arguments[i:]
@@ -168,15 +168,15 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 @contextlib.contextmanager
 def _named_files(arguments: list[str]) -> Iterator[None]:
-    """Turn an error about a name in the arguments that nothing closer to it has told into one sentence."""
+    """Turn an error about a name in the arguments that was not reported closer to its cause into one sentence."""
     try:
         yield
     except ValueError as error:
-        foreign = [a for a in arguments if not a.isascii() and a.encode(errors="ignore").decode() != a]
-        if not foreign:
+        undecodable = [a for a in arguments if not a.isascii() and a.encode(errors="ignore").decode() != a]
+        if not undecodable:
             raise
-        # Such a name may be a file's, but SQLite, YAML and JSON do not store it.
-        name = foreign[0][:60].encode(errors="backslashreplace").decode()
+        # Such a name may be valid for a file, but SQLite, YAML and JSON cannot store it.
+        name = undecodable[0][:60].encode(errors="backslashreplace").decode()
         raise UsageError(f"{name!r} is not UTF-8 text", advice="rename what has this name, or use another.") from error
     except OSError as error:
         if error.filename is None:

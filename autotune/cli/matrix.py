@@ -46,15 +46,14 @@ from autotune.study.request import read_request
 #       a100: {to: slurm, partition: gpu, gres: "gpu:a100:1", time: 2h}
 #     batches: [64, 128]
 #
-# Options are those of ``autotune submit``. What a target says wins over what its model says, and that over the
-# defaults.
+# Options are those of ``autotune submit``. A target's options win over its model's, and those over the defaults.
 
 
 _KEYS = ("defaults", "models", "targets", "batches")
 _AGAIN = "see the example in the documentation of clusters."
-#: A target's name is a part of a study's.
+#: A target's name becomes part of a study's name.
 _TARGET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
-#: Options that name one job, or that a cell has by its place.
+#: Options that name a single job, or that follow from a cell's place: the reason why each is refused.
 _OURS = {
     "study": "the study of a cell is named by its content",
     "keep_batch_size": "write `batches`, which are kept",
@@ -64,12 +63,12 @@ _OURS = {
     "state_dir": "it concerns the whole matrix",
     "json": "it concerns the whole matrix",
 }
-#: What is said of a model only if nothing else tells it from others.
+#: Options of a model that are shown only if nothing else distinguishes it from the others.
 _APART = ("model", "script", "data", "budget")
-#: What only a target has.
+#: Options that only a target has.
 _TARGETS = ("to", "hardware")
 Place = tuple[str | int, ...]
-#: By name: where each is in the file, and its value.
+#: Options by name, each with its place in the file and its value.
 Options = dict[str, tuple[Place, Any]]
 
 
@@ -78,14 +77,14 @@ class Cell:
     """One search of a matrix.
 
     Attributes:
-        number: of the model in the list. model, target: as the file calls them.
-        more: what the model says of itself, as text, but what is often all its own: its file, data and budget, which
-            are in further.
-        batch: the batch size that is kept; ``None`` if it is searched.
-        to: whose queue; ``None`` if the target does not say. hardware: a part of the name of the target's GPU or CPU,
-            if it says.
-        words: of its command line, after ``autotune submit``.
-        line: of its model in the file. lines: by flag, those of its options, and of the keys and values in them.
+        number: index of the model in the list. model, target: their names in the file.
+        more: the model's options as text, except those that are often unique to it (file, data and budget), which are
+            in ``further``.
+        batch: the batch size to keep; ``None`` if it is searched.
+        to: the queue; ``None`` if the target names none. hardware: a part of the name of the target's GPU or CPU, if
+            the target gives one.
+        words: the words of its command line, after ``autotune submit``.
+        line: line of its model in the file. lines: by flag, the line of each option, and of the keys and values in it.
     """
 
     number: int
@@ -110,35 +109,35 @@ class Matrix:
     cells: tuple[Cell, ...]
 
     def at_fault(self, cell: Cell, message: str, typed: Sequence[str] = ()) -> str:
-        """Return where an error comes from, as a prefix of its message: by the flags in it, and by what it quotes.
+        """Return where an error comes from, as a prefix for its message, judging by the flags and quotes in it.
 
         Args:
-            typed: words of options on the command line, which may be what is wrong.
+            typed: words of options on the command line, which may be at fault.
         """
         flags, quoted = set(re.findall(r"--[a-z][a-z-]*", message)), set(re.findall(r"'([^']*)'", message))
-        there = {part for word in typed for part in (word, *_parts(word))}
-        named = [cell.lines[one] for one in cell.lines if one in flags]
-        if flags & there and not named:
+        typed_parts = {part for word in typed for part in (word, *_parts(word))}
+        candidates = [cell.lines[option] for option in cell.lines if option in flags]
+        if flags & typed_parts and not candidates:
             return "the command line"
-        # A message may also call a knob by its bare name.
+        # A message may also name a knob without quotes.
         for words in (quoted, set(re.findall(r"[a-z]+(?:_[a-z]+)+", message))):
-            for _, texts in named or cell.lines.values():
+            for _, texts in candidates or cell.lines.values():
                 for text in texts:
                     if text in words:
                         return f"{self.path}, line {texts[text]}"
-        if named:
-            return f"{self.path}, line {named[0][0]}"
-        return "the command line" if quoted & there else f"{self.path}, line {cell.line}"
+        if candidates:
+            return f"{self.path}, line {candidates[0][0]}"
+        return "the command line" if quoted & typed_parts else f"{self.path}, line {cell.line}"
 
 
 def read_matrix(path: Path, known: Collection[str], repeatable: Collection[str]) -> Matrix:
     """Read a matrix.
 
     Args:
-        known: the options of a job, as they are typed. repeatable: those that can have several values.
+        known: the options of a job, as typed. repeatable: those that can have several values.
 
     Raises:
-        UsageError: it cannot be read, or does not have this form; the message names the line.
+        UsageError: the file cannot be read or is malformed; the message names the line.
     """
     try:
         text = read_regular(path, YAML_BYTES, follow=True).decode("utf-8-sig")
@@ -156,7 +155,7 @@ def read_matrix(path: Path, known: Collection[str], repeatable: Collection[str])
 
 
 def _places(node: Node, at: Place = ()) -> Iterator[tuple[Place, int]]:
-    """Yield the line of every key and item."""
+    """Yield the place of every key and item, with its line."""
     if isinstance(node, MappingNode):
         for key, value in node.value:
             yield (*at, key.value), key.start_mark.line + 1
@@ -168,7 +167,7 @@ def _places(node: Node, at: Place = ()) -> Iterator[tuple[Place, int]]:
 
 
 class _Reading:
-    """Reads one file, whose lines are known by their places in it."""
+    """Reads one file, given the line of each place in it."""
 
     def __init__(
         self, path: Path, lines: Mapping[Place, int], known: Collection[str], repeatable: Collection[str]
@@ -195,8 +194,8 @@ class _Reading:
         for place, model in models:
             for batch in batches:
                 for target, options in targets.items():
-                    given = {**defaults, **model, **options}
-                    cells.append(self._cell(given, model, place, target, batch))
+                    merged = {**defaults, **model, **options}
+                    cells.append(self._cell(merged, model, place, target, batch))
         return Matrix(self._path, tuple(targets), tuple(cells))
 
     def _cell(self, given: Options, model: Options, at: Place, target: str, batch: int | None) -> Cell:
@@ -211,10 +210,10 @@ class _Reading:
                     self._refuse(place, error)
         if batch is not None:
             words += [flag("batch_size"), str(batch), flag("keep_batch_size")]
-        said = {name: value for name, (_, value) in given.items()}
+        values = {name: value for name, (_, value) in given.items()}
         return Cell(
             number=int(at[1]),
-            model=str(said.get("model") or Path(str(said["script"])).name.split(".")[0]),
+            model=str(values.get("model") or Path(str(values["script"])).name.split(".")[0]),
             more=", ".join(_said(name, value) for name, (_, value) in model.items() if name not in _APART),
             further=", ".join(
                 _said(name, value)
@@ -223,8 +222,8 @@ class _Reading:
             ),
             target=target,
             batch=batch,
-            to=said.get("to"),
-            hardware=said.get("hardware"),
+            to=values.get("to"),
+            hardware=values.get("hardware"),
             words=tuple(words),
             line=self._line(at),
             lines={
@@ -236,59 +235,59 @@ class _Reading:
     def _models(self, data: Any) -> list[tuple[Place, Options]]:
         if not isinstance(data, list):
             self._refuse(("models",), "models must be a list", advice="write `- resnet50`, a line for each.")
-        found: list[tuple[Place, Options]] = []
+        models: list[tuple[Place, Options]] = []
         for i, item in enumerate(data):
             at: Place = ("models", i)
             options = self._options({"model": item} if isinstance(item, str) else item, at, self._known)
             if not options.get("model", (at, None))[1] and not options.get("script", (at, None))[1]:
                 self._refuse(at, "a model has a name", advice="write `- resnet50` or `- {model: mine.py, …}`.")
-            found.append((at, options))
-        return found
+            models.append((at, options))
+        return models
 
     def _targets(self, data: Any) -> dict[str, Options]:
         if not isinstance(data, dict):
             self._refuse(("targets",), "targets must have names", advice="write `here: {}`, a line for each.")
-        found = {}
+        targets = {}
         for name, options in data.items():
             at = ("targets", name)
             if not isinstance(name, str) or not _TARGET.fullmatch(name):
                 self._refuse(at, f"{shown(name)} cannot name a target", advice="use letters, digits, dots and dashes.")
-            found[name] = self._options(options or {}, at, [*self._known, *map(flag, _TARGETS)])
-            for one in _TARGETS:
-                place, value = found[name].get(one, (at, ""))
+            targets[name] = self._options(options or {}, at, [*self._known, *map(flag, _TARGETS)])
+            for key in _TARGETS:
+                place, value = targets[name].get(key, (at, ""))
                 if not isinstance(value, str):
-                    self._refuse(place, f"{one} must be text, not {shown(value)}")
-            place, queue = found[name].get("to", (at, QUEUES[0]))
+                    self._refuse(place, f"{key} must be text, not {shown(value)}")
+            place, queue = targets[name].get("to", (at, QUEUES[0]))
             if queue not in QUEUES:
                 self._refuse(place, UnknownNameError("queue", queue, QUEUES))
-        return found
+        return targets
 
     def _batches(self, data: Any) -> Sequence[int | None]:
         if data is None:
             return [None]
         if not isinstance(data, list) or not data:
             self._refuse(("batches",), "batches must be a list of batch sizes")
-        for i, one in enumerate(data):
-            if type(one) is not int or one < 1:
-                self._refuse(("batches", i), f"a batch size is a whole number above zero, not {shown(one)}")
+        for i, batch in enumerate(data):
+            if type(batch) is not int or batch < 1:
+                self._refuse(("batches", i), f"a batch size is a whole number above zero, not {shown(batch)}")
         return list(dict.fromkeys(data))
 
     def _options(self, data: Any, at: Place, known: Collection[str]) -> Options:
         if not isinstance(data, dict):
             self._refuse(at, f"{shown(at[-1], quoted=False)} must be options with their values, not {shown(data)}")
-        found: Options = {}
+        options: Options = {}
         for name, value in data.items():
             option = str(name).replace("-", "_")
-            # A model that is only a name has no place of its own for it.
+            # A model given as a bare name has no place of its own for the key.
             place = (*at, name) if (*at, name) in self._lines else at
             if option in _OURS:
                 self._refuse(place, f"{shown(name, quoted=False)} cannot stand in a matrix: {_OURS[option]}")
             if flag(option) not in known:
                 self._refuse(
-                    place, UnknownNameError("option", str(name)[:60], [one.removeprefix("--") for one in known])
+                    place, UnknownNameError("option", str(name)[:60], [word.removeprefix("--") for word in known])
                 )
-            found[option] = (place, value)
-        return found
+            options[option] = (place, value)
+        return options
 
     def _line(self, place: Place) -> int:
         while place and place not in self._lines:
@@ -296,42 +295,42 @@ class _Reading:
         return self._lines.get(place, 1)
 
     def _refuse(self, place: Place, why: str | AutotuneError, advice: str | None = None) -> NoReturn:
-        told = advice or (why.advice if isinstance(why, AutotuneError) else None)
-        raise UsageError(f"{self._path}, line {self._line(place)}: {why}", advice=told)
+        advised = advice or (why.advice if isinstance(why, AutotuneError) else None)
+        raise UsageError(f"{self._path}, line {self._line(place)}: {why}", advice=advised)
 
 
 def _texts(value: Any, at: Place) -> Iterator[tuple[str, Place]]:
     """Yield the keys and values of an option, and their parts, with their places."""
     if isinstance(value, dict):
-        for key, one in value.items():
+        for key, item in value.items():
             yield str(key), (*at, key)
-            yield from _texts(one, (*at, key))
+            yield from _texts(item, (*at, key))
     elif isinstance(value, list):
-        for i, one in enumerate(value):
-            yield from _texts(one, (*at, i))
+        for i, item in enumerate(value):
+            yield from _texts(item, (*at, i))
     else:
         yield from ((text, at) for text in (str(value), *_parts(str(value))))
 
 
 def _parts(text: str) -> list[str]:
-    """Return what stands on both sides of the signs in ``NAME=VALUE`` or ``FIGURE<=VALUE``."""
+    """Return the parts on both sides of the operators in ``NAME=VALUE`` or ``FIGURE<=VALUE``."""
     return [part for part in re.split(r"[=<>,:]+", text) if part]
 
 
 def _said(name: str, value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key}={one}" for key, one in value.items())
+        return ", ".join(f"{key}={item}" for key, item in value.items())
     return name if value is True else f"{name}={value}"
 
 
-# The cells of a matrix: what each asks for, which profile it has, and whether it is to be queued.
+# The cells of a matrix: what each requests, which profile it has, and whether to queue it.
 
 
 ENDINGS = (".yaml", ".yml")
-#: Digits of the hash by which a cell's study is told from others.
+#: Digits of the hash that distinguishes a cell's study from others.
 _DIGITS = 8
-#: What a profile tells of its search, or what does not change what is searched for. Of all else only a study's name
-#: tells whether it is the same.
+#: Fields of a request that a profile records, or that do not change what is searched for. Whether any other field is
+#: the same shows only in the study's name.
 _TOLD = frozenset(
     {
         *("name", "mark", "created", "model", "args", "data", "objective", "device", "batch_size", "image_size"),
@@ -342,10 +341,10 @@ _TOLD = frozenset(
 
 @dataclass(frozen=True)
 class Asked:
-    """A cell with what it asks for.
+    """A cell with its request.
 
     Attributes:
-        to: whose queue. study: name of its study, which tells its content; further searches of it have a number behind.
+        to: the queue. study: name of its study, which identifies its content; repeated searches append a number.
     """
 
     cell: Cell
@@ -355,40 +354,40 @@ class Asked:
     study: str
 
     def is_study(self, name: str) -> bool:
-        """Return whether a study of this name has searched for this cell, with the same content."""
+        """Return whether a study of this name is a search for this cell, with the same content."""
         return name.startswith(self.study) and re.fullmatch(r"(-[1-9]\d{0,8})?", name[len(self.study) :]) is not None
 
     def number_of(self, name: str) -> int:
-        """Return which of this cell's studies has this name: 1 for the first."""
+        """Return which of this cell's studies has this name, counting from 1."""
         return int(name[len(self.study) + 1 :] or 1)
 
     def profile_of(self, profiles: Sequence[Slot], here: Fingerprint) -> tuple[Slot, list[Row]] | None:
-        """Return the profile of this cell, and what has changed since: one that was found for it, or else one of the
-        same training on such hardware; of several the one of which the least has changed."""
-        found = [kept for kept in profiles if self._is_own(kept.profile, here)] or [
-            kept for kept in profiles if self._is_training(kept.profile) and self._is_hardware(kept.profile, here)
+        """Return the profile of this cell, and what has changed since: one found for this cell, or else one of the same
+        training on matching hardware. Of several, return the one with the fewest changes."""
+        candidates = [slot for slot in profiles if self._is_own(slot.profile, here)] or [
+            slot for slot in profiles if self._is_training(slot.profile) and self._is_hardware(slot.profile, here)
         ]
-        return min(((kept, kept.stale(here)) for kept in found), key=lambda pair: len(pair[1]), default=None)
+        return min(((slot, slot.stale(here)) for slot in candidates), key=lambda pair: len(pair[1]), default=None)
 
     def _is_own(self, profile: Profile, here: Fingerprint) -> bool:
         study = profile.provenance.study
         if not self.is_study(study):
             return False
-        # The daemon of another machine has studies of the same names, and its profiles may have been copied here.
+        # Another machine's daemon may have studies of the same names, and its profiles may have been copied here.
         at_home = self.to != "daemon" or (Path(self.request.studies_dir) / study).exists()
         return at_home or self._is_hardware(profile, here)
 
     def _is_training(self, profile: Profile) -> bool:
-        # What variables do to a training is not known.
+        # The effect of environment variables on a training is unknown.
         if self.allocation.environment or not is_training(profile, self.request.spec):
             return False
         study = StudyFiles(Path(self.request.studies_dir) / profile.provenance.study)
         try:
-            searched = read_request(study) if study.request.exists() else self.request.spec
+            searched_spec = read_request(study) if study.request.exists() else self.request.spec
         except AutotuneError:
             return False
-        # Where its study is here, that tells whether the search was a narrower one.
-        return _asked_for(searched) - {"baseline"} <= _TOLD
+        # If its study is on this machine, its request tells whether the search was narrower.
+        return _asked_for(searched_spec) - {"baseline"} <= _TOLD
 
     def _is_hardware(self, profile: Profile, here: Fingerprint) -> bool:
         cores = self.allocation.cpus or self.request.cores
@@ -396,13 +395,13 @@ class Asked:
             return False
         if self.request.spec.device == "cpu" and profile.conditions.device != "cpu":
             return False
-        asked = self.cell.hardware or (self.request.gpu if self.request.gpu != "any" else "") or self._gres()
-        if asked:
-            # As whole words: an A100 is no A10.
-            words = rf"(?<![a-z0-9]){re.escape(asked.casefold())}(?![a-z0-9])"
+        wanted = self.cell.hardware or (self.request.gpu if self.request.gpu != "any" else "") or self._gres()
+        if wanted:
+            # Match whole words: an A100 is no A10.
+            words = rf"(?<![a-z0-9]){re.escape(wanted.casefold())}(?![a-z0-9])"
             return re.search(words, profile.conditions.device_name.casefold()) is not None
         if self.to != "daemon":
-            # Which hardware a queue of others has is not known.
+            # The hardware behind any other queue is unknown.
             return False
         on_cpu = self.request.spec.device == "cpu" or here.values.get("gpu_model") is None
         return on_cpu == (profile.conditions.device == "cpu") and on_hardware(profile, here)
@@ -415,11 +414,11 @@ class Asked:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to become of a cell.
+    """What to do with a cell.
 
     Attributes:
-        study: name of the study to be made; ``None`` if the cell is left out. why: why, as a clause.
-        job: that has been submitted for it already, and waits or runs.
+        study: name of the study to create; ``None`` if the cell is left out. why: the reason, as a clause.
+        job: the job already submitted for it, which is waiting or running.
     """
 
     asked: Asked
@@ -429,20 +428,21 @@ class Plan:
 
 
 def is_training(profile: Profile, spec: StudySpec) -> bool:
-    """Return whether a profile is of the training that a search asks for, hardware aside; not if that cannot be told,
-    as of the data in a folder, or of a script."""
-    then, batch_size = profile.conditions, profile.baseline.configuration["batch_size"]
+    """Return whether a profile is of the training that a search requests, hardware aside; False if that cannot be
+    determined, as for data in a folder, or for a script."""
+    conditions, batch_size = profile.conditions, profile.baseline.configuration["batch_size"]
     return (
         _asked_for(spec) <= _TOLD
         and (profile.workload.model, profile.workload.args, profile.provenance.objective)
         == (spec.model, spec.args, spec.objective)
-        and (spec.image_size == then.image_size or (spec.image_size is None and has_default_size(profile)))
-        and then.data in {"generated": ("generated", "none"), "synthetic": ("synthetic",)}.get(spec.data, ())
-        and (then.ranks, then.keeps_batch_size, then.seed) == (spec.ranks, spec.keep_batch_size, spec.seed)
+        and (spec.image_size == conditions.image_size or (spec.image_size is None and has_default_size(profile)))
+        and conditions.data in {"generated": ("generated", "none"), "synthetic": ("synthetic",)}.get(spec.data, ())
+        and (conditions.ranks, conditions.keeps_batch_size, conditions.seed)
+        == (spec.ranks, spec.keep_batch_size, spec.seed)
         and (spec.batch_size == batch_size or (spec.batch_size is None and not spec.keep_batch_size))
-        # What an objective of the user's was then is not known.
-        and not any(one.endswith(".py") for one in spec.objectives)
-        and (spec.allow_busy or not then.allow_busy)
+        # What a user's own objective contained at the time is unknown.
+        and not any(path.endswith(".py") for path in spec.objectives)
+        and (spec.allow_busy or not conditions.allow_busy)
     )
 
 
@@ -451,32 +451,32 @@ def _asked_for(spec: StudySpec) -> set[str]:
 
 
 def matrix_named(words: Sequence[str], root: Any) -> str | None:
-    """Return the matrix that a command line names: its only word that is no option, no value, and not behind ``--``.
+    """Return the matrix that a command line names: its only word that is neither option nor value, nor behind ``--``.
 
     Args:
         root: the context of `autotune` itself.
     """
     if "--" in words or not any(word.endswith(ENDINGS) for word in words):
         return None
-    with root.command.commands["search"].make_context("search", list(words), parent=root) as own:
-        found: list[str] = own.params["words"] or []
-    return found[0] if len(found) == 1 and found[0].endswith(ENDINGS) else None
+    with root.command.commands["search"].make_context("search", list(words), parent=root) as context:
+        positional: list[str] = context.params["words"] or []
+    return positional[0] if len(positional) == 1 and positional[0].endswith(ENDINGS) else None
 
 
 def cells_of(path: Path, root: Any, *, to: str = "daemon", given: Sequence[str] = ()) -> tuple[Matrix, list[Asked]]:
-    """Read a matrix; return its cells with what they ask for.
+    """Read a matrix; return its cells with their requests.
 
     Args:
-        to: whose queue, where a target does not say.
-        given: words of options that apply where the file says nothing else.
+        to: the queue of targets that name none.
+        given: words of options that apply unless the file overrides them.
 
     Raises:
-        UsageError: the file is no matrix, or a cell asks for what cannot be.
+        UsageError: the file is no matrix, or a cell's request is invalid.
     """
     commands = root.command.commands
-    options = {word for name in ("submit", "search") for one in commands[name].params for word in one.opts}
-    known = options - {flag(name.removeprefix("as_")) for name in CALL_OPTIONS}
-    matrix = read_matrix(path, known, repeatable_options(root))
+    options = {word for name in ("submit", "search") for parameter in commands[name].params for word in parameter.opts}
+    job_options = options - {flag(name.removeprefix("as_")) for name in CALL_OPTIONS}
+    matrix = read_matrix(path, job_options, repeatable_options(root))
     return matrix, [_asked(matrix, cell, root, to, given) for cell in matrix.cells]
 
 
@@ -495,8 +495,8 @@ def _asked(matrix: Matrix, cell: Cell, root: Any, to: str, given: Sequence[str])
 
 
 def _content(request: JobRequest, allocation: Allocation, to: str) -> str:
-    """Return the hash of what is searched: of the request, its code, its variables, and what chooses the machine."""
-    # Without options at their defaults: those that a later version has must not change the hash.
+    """Return a hash of what is searched: the request, its code, its variables, and the choice of machine."""
+    # Options at their defaults are left out, so that new options of a later version do not change the hash.
     identity = [
         request.spec.model_dump(mode="json", exclude_defaults=True, exclude={"name", "mark", "created", "storage"}),
         *(sorted(request.sources.items()), request.studies_dir, request.gpu, request.cores, request.host_memory_bytes),
@@ -509,58 +509,58 @@ def _content(request: JobRequest, allocation: Allocation, to: str) -> str:
 def planned(
     asked: Sequence[Asked], jobs: Sequence[JobRow], profiles: Sequence[Slot], here: Fingerprint, *, again: bool
 ) -> list[Plan]:
-    """Return what is to become of each cell.
+    """Return what to do with each cell.
 
     Args:
-        jobs: of all queues. profiles: in force here.
-        again: queue also what has been searched. A cell whose job waits or runs is never queued again.
+        jobs: the jobs of all queues. profiles: those in force here.
+        again: also queue what has already been searched. A cell whose job is waiting or running is never queued again.
     """
     by_study = {job.study: job for job in jobs}
     at_work = {job.refreshes: job for job in jobs if job.refreshes is not None and job.state not in ENDED}
-    found: dict[str, Plan] = {}
+    plan_by_study: dict[str, Plan] = {}
     plans = []
-    for one in asked:
-        if one.study in found:
-            plans.append(Plan(one, None, f"the same as line {found[one.study].asked.cell.line} asks for"))
+    for entry in asked:
+        if entry.study in plan_by_study:
+            plans.append(Plan(entry, None, f"the same as line {plan_by_study[entry.study].asked.cell.line} asks for"))
             continue
-        kept = one.profile_of(profiles, here)
-        refresh = None if kept is None else at_work.get(kept[0].name)
+        match = entry.profile_of(profiles, here)
+        refresh = None if match is None else at_work.get(match[0].name)
         if refresh is None:
-            found[one.study] = _planned(one, by_study, kept, again)
+            plan_by_study[entry.study] = _planned(entry, by_study, match, again)
         else:
             why = f"job {refresh.name}, which searches again for its profile, is {refresh.state.value}"
-            found[one.study] = Plan(one, None, why, refresh)
-        plans.append(found[one.study])
+            plan_by_study[entry.study] = Plan(entry, None, why, refresh)
+        plans.append(plan_by_study[entry.study])
     return plans
 
 
 def _planned(asked: Asked, jobs: Mapping[str, JobRow], found: tuple[Slot, list[Row]] | None, again: bool) -> Plan:
     studies = Path(asked.request.studies_dir)
-    there = {path.name for path in studies.glob(f"{asked.study}*")} | jobs.keys()
-    # Of some nothing may be left.
-    names = sorted(filter(asked.is_study, there), key=asked.number_of)
+    existing = {path.name for path in studies.glob(f"{asked.study}*")} | jobs.keys()
+    # Some of these studies may no longer exist.
+    names = sorted(filter(asked.is_study, existing), key=asked.number_of)
     last = names[-1] if names else None
     name = asked.study if last is None else f"{asked.study}-{asked.number_of(last) + 1}"
-    for one in names:
-        if one in jobs and jobs[one].state not in ENDED:
-            return Plan(asked, None, f"job {jobs[one].name} is {jobs[one].state.value}", jobs[one])
+    for earlier in names:
+        if earlier in jobs and jobs[earlier].state not in ENDED:
+            return Plan(asked, None, f"job {jobs[earlier].name} is {jobs[earlier].state.value}", jobs[earlier])
     state = None if last is None else jobs[last].state if last in jobs else _seen(StudyFiles(studies / last))
     if again:
         return Plan(asked, name, "asked for again")
     if state is not None and state not in ENDED:
         return Plan(asked, None, f"its study {last} is there, from elsewhere")
     if found is not None:
-        kept, rows = found
+        slot, rows = found
         if rows:
             return Plan(asked, name, f"its profile is {stale_text(rows)}")
-        return Plan(asked, None, f"its profile is in force: {gain_text(kept.profile)}")
+        return Plan(asked, None, f"its profile is in force: {gain_text(slot.profile)}")
     if state is JobState.DONE:
         return Plan(asked, None, f"study {last} has searched for it, and no profile of it is in force")
     return Plan(asked, name, "missing" if state is None else f"study {last} is without an answer")
 
 
 def _seen(study: StudyFiles) -> JobState:
-    """Return the state of a study of which no job is known here."""
+    """Return the state of a study that has no known job here."""
     if study.outcome.exists():
         return JobState.DONE
     return JobState.FAILED if study.failure.exists() else JobState.RUNNING

@@ -30,14 +30,15 @@ from autotune.search.subject import command_name
 from autotune.study.request import SearchOption, option, spec_of
 from autotune.study.storage_url import url_of_environment
 
-# What a script's options are likely to set, by their names: the lines of ``map`` and ``output_flag`` in its file.
+# What a script's options are likely to set, judging by their names: the lines of ``map`` and ``output_flag`` in its
+# file.
 
-#: Options that take the folder to write to.
+#: Options that take the output folder.
 _OUTPUT = OwnOption(
     ("output_dir", "out_dir", "outdir", "output_folder", "save_dir", "work_dir"),
     like=r"out|output|default_root_dir|.*(save|output|log|ckpt|checkpoint).*(dir|path|folder)",
 )
-#: How the names of switches begin that turn something off.
+#: Prefixes of switches that turn something off.
 _NO = ("--no-", "--no_", "--disable-", "--disable_")
 
 
@@ -46,9 +47,9 @@ class KnownFlag:
     """One line of a script's file.
 
     Attributes:
-        knob: its name; ``None`` for the option that takes the output folder.
+        knob: the knob it sets; ``None`` for the option that takes the output folder.
         name: ``KNOB:VALUE`` or ``KNOB``; empty for that option.
-        words: what sets it. sure: the option's name leaves no doubt. remark: the option's own help.
+        words: the words that set it. sure: the option's name leaves no doubt. remark: the option's own help.
     """
 
     knob: Knob | None
@@ -59,37 +60,37 @@ class KnownFlag:
 
 
 def known_flags(options: Sequence[HelpOption]) -> list[KnownFlag]:
-    """Return what options are likely to set, of each thing the likeliest, in the order of the knobs."""
-    found: dict[str, KnownFlag] = {}
+    """Return what options are likely to set, with the likeliest option for each, in the order of the knobs."""
+    likeliest: dict[str, KnownFlag] = {}
     for knob in (*KNOBS.values(), None):
-        for one in options:
-            for flag in _output(one) if knob is None else _of(knob, one):
-                before = found.get(flag.name)
+        for candidate in options:
+            for flag in _output(candidate) if knob is None else _of(knob, candidate):
+                before = likeliest.get(flag.name)
                 if before is None or (flag.sure and not before.sure):
-                    found[flag.name] = flag
-    # Where an option surely sets a knob, guesses at others would only confuse.
-    surely = {flag.knob for flag in found.values() if flag.sure}
-    return [flag for flag in found.values() if flag.sure or flag.knob not in surely]
+                    likeliest[flag.name] = flag
+    # If one option surely sets a knob, guesses at others would only confuse.
+    surely = {flag.knob for flag in likeliest.values() if flag.sure}
+    return [flag for flag in likeliest.values() if flag.sure or flag.knob not in surely]
 
 
 def _of(knob: Knob, option: HelpOption) -> Iterator[KnownFlag]:
     takes_words = bool(option.value) and not option.choices
     # `--bf16 [BF16]` is a switch as well.
     is_switch = not option.value or (takes_words and option.value.startswith("["))
-    for own in knob.own_options:
-        sure = _is_meant(option, own)
+    for pattern in knob.own_options:
+        sure = _is_meant(option, pattern)
         if sure is None:
             continue
-        if own.choices:
+        if pattern.choices:
             for choice in option.choices:
-                if choice in own.choices:
-                    name = f"{knob.name}:{spell(own.choices[choice])}"
+                if choice in pattern.choices:
+                    name = f"{knob.name}:{spell(pattern.choices[choice])}"
                     yield KnownFlag(knob, name, f"{option.long} {choice}", sure, option.help)
-        elif own.sets is None:
+        elif pattern.sets is None:
             if takes_words:
                 yield KnownFlag(knob, knob.name, f"{option.long} {{{knob.name}}}", sure, option.help)
-        elif is_switch and (typed := _switch(option, on=own.sets is not False)) is not None:
-            yield KnownFlag(knob, f"{knob.name}:{spell(own.sets)}", typed, sure, option.help)
+        elif is_switch and (switch := _switch(option, on=pattern.sets is not False)) is not None:
+            yield KnownFlag(knob, f"{knob.name}:{spell(pattern.sets)}", switch, sure, option.help)
 
 
 def _output(option: HelpOption) -> Iterator[KnownFlag]:
@@ -99,39 +100,39 @@ def _output(option: HelpOption) -> Iterator[KnownFlag]:
 
 
 def _switch(option: HelpOption, *, on: bool) -> str | None:
-    """Return the name of a switch that turns something on or off; ``None`` if it has none, or only a short one."""
+    """Return the long name of a switch that turns something on or off; ``None`` if it has none."""
     long = [name for name in option.names if name.startswith("--")]
     return next((name for name in long if name.startswith(_NO) != on), None)
 
 
 def _is_meant(option: HelpOption, own: OwnOption) -> bool | None:
-    """Return whether an option surely is one of these; ``None`` if it is none."""
+    """Return whether an option is surely one of these, or only possibly; ``None`` if it is not one."""
     if set(own.names).intersection(option.keys):
         return True
     return False if any(re.fullmatch(own.like, key) for key in option.keys) else None
 
 
-# ``train.autotune.yaml``: how a training script is run and what its own flags set, for ``--script``.
+# ``train.autotune.yaml``: how a training script is run, and what its own flags set, for ``--script``.
 
 
 KEYS = ("command", "map", "output_flag", "scratch", "rate", "rate_file", "samples_per_step")
-#: What keys that hold text look like.
+#: Keys that hold text, each with an example.
 _TEXTS = {
     "output_flag": "--output-dir",
     "rate": "'(?P<rate>[0-9.]+) images/s'",
     "rate_file": "metrics.jsonl",
 }
-#: How its file's name ends.
+#: Suffix of its file's name.
 ENDING = ".autotune.yaml"
 _MOST_BYTES = 2**16
 _AGAIN = "write it again with `autotune init -- python train.py …`."
 
 
 def read_script(path: Path) -> dict[str, Any]:
-    """Read a script's file; return what its keys say, ``command`` as words and ``map`` by ``KNOB:VALUE`` or ``KNOB``.
+    """Read a script's file; return its values by key, ``command`` as words and ``map`` by ``KNOB:VALUE`` or ``KNOB``.
 
     Raises:
-        UsageError: it cannot be read, or has a wrong key or value.
+        UsageError: the file cannot be read, or has a wrong key or value.
     """
     try:
         text = read_regular(path, _MOST_BYTES, follow=True).decode("utf-8-sig")
@@ -144,28 +145,28 @@ def read_script(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise UsageError(f"{path} is not UTF-8 text", advice=_AGAIN) from None
     try:
-        found = plain_data(text, str(path), kind="script's file", again=_AGAIN)
+        data = plain_data(text, str(path), kind="script's file", again=_AGAIN)
     except ProfileError as error:
         raise UsageError(str(error), advice=error.advice, detail=error.detail) from None
-    if not isinstance(found, dict):
+    if not isinstance(data, dict):
         raise UsageError(f"{path} holds no keys", advice=f"it may have {', '.join(KEYS)}.")
-    for key, value in found.items():
+    for key, value in data.items():
         if key not in KEYS:
             raise UnknownNameError(f"key in {path}", str(key)[:60], KEYS)
-        sentence = _wrong(key, value)
-        if sentence is not None:
-            raise UsageError(f"{path}: {key} must be {sentence}", advice="correct that line.")
-    # A key with nothing behind it says nothing.
-    said = {key: value for key, value in found.items() if value is not None}
-    if "command" in said:
-        said["command"] = _words(said["command"], path)
-    if "map" in said:
-        said["map"] = {name: spell(words) for name, words in said["map"].items()}
-    return said
+        expected = _wrong(key, value)
+        if expected is not None:
+            raise UsageError(f"{path}: {key} must be {expected}", advice="correct that line.")
+    # A key without a value is ignored.
+    values = {key: value for key, value in data.items() if value is not None}
+    if "command" in values:
+        values["command"] = _words(values["command"], path)
+    if "map" in values:
+        values["map"] = {name: spell(words) for name, words in values["map"].items()}
+    return values
 
 
 def _wrong(key: str, value: Any) -> str | None:
-    """Return what the value of a key must be, if it is something else."""
+    """Return what the value of a key must be, or ``None`` if it is valid."""
     if value is None:
         return None
     texts = isinstance(value, list) and all(isinstance(word, str) for word in value)
@@ -195,40 +196,40 @@ def _words(command: str | list[str], path: Path) -> list[str]:
 
 
 def with_script(typed: Mapping[str, Any], words: Sequence[str], path: Path | None) -> tuple[dict[str, Any], list[str]]:
-    """Return the options and the words of a command line, completed by a script's file. What is typed wins.
+    """Return the options and the words of a command line, completed by a script's file. The command line wins.
 
     Args:
-        typed: values by option name, as the command line's parser returns them.
+        typed: values by option name, as returned by the command-line parser.
 
     Raises:
-        UsageError: see `read_script`; or neither says what to run.
+        UsageError: see `read_script`; or neither names a command to run.
     """
     if path is None:
         return dict(typed), list(words)
-    said = read_script(path)
-    words = list(words) or said.get("command", [])
+    values = read_script(path)
+    words = list(words) or values.get("command", [])
     if not words:
         raise UsageError(f"{path} has no command", advice="write one into it, or behind --.")
-    found = dict(typed)
-    if "map" in found:
-        given = list(found["map"] or ())
-        knobs = {pair.partition("=")[0].partition(":")[0] for pair in given}
-        more = [f"{n}={text}" for n, text in said.get("map", {}).items() if n.partition(":")[0] not in knobs]
-        found["map"] = [*more, *given]
+    completed = dict(typed)
+    if "map" in completed:
+        typed_pairs = list(completed["map"] or ())
+        knobs = {pair.partition("=")[0].partition(":")[0] for pair in typed_pairs}
+        more = [f"{n}={text}" for n, text in values.get("map", {}).items() if n.partition(":")[0] not in knobs]
+        completed["map"] = [*more, *typed_pairs]
     for name in KEYS[2:]:
-        if name in found and not found[name] and name in said:
-            found[name] = said[name]
-    return found, words
+        if name in completed and not completed[name] and name in values:
+            completed[name] = values[name]
+    return completed, words
 
 
 def quoted(text: str) -> str:
-    """Return text as a quoted scalar, which YAML 1.1 and 1.2 read alike."""
+    """Return text as a quoted scalar, which YAML 1.1 and 1.2 read the same way."""
     return json.dumps(text, ensure_ascii=False)
 
 
 # Options of commands: those of a search (`autotune.study.request`), and those that several commands share.
 
-#: What the shell offers for an option's value.
+#: Shell completion of an option's value.
 _COMPLETIONS: dict[str, Callable[..., list[str]]] = {
     "model": completion.models,
     "objective": completion.objectives,
@@ -239,7 +240,7 @@ _COMPLETIONS: dict[str, Callable[..., list[str]]] = {
 }
 
 
-#: What stands for a value in help texts, by its kind.
+#: Placeholder for a value in help texts, by its type.
 _METAVARS: dict[type, str] = {int: "N", str: "NAME", Path: "FOLDER"}
 
 
@@ -247,7 +248,7 @@ def typer_option(one: SearchOption, *, help_: str | None = None, default: Any = 
     """Return an option of a search as a Typer option.
 
     Args:
-        help_: the help text, if this command needs another one than the search.
+        help_: the help text, if this command needs a different one from the search's.
         default: the default; leave it out in ``Annotated``, where the parameter has its own.
     """
     return typer.Option(
@@ -275,8 +276,8 @@ def search_options(
         def typed(**given: Any) -> None:
             command({one.name: given.pop(one.name) for one in options}, **given)
 
-        own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-        parameters = [*(_parameter(one, one.name in required) for one in options), *own]
+        own_parameters = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+        parameters = [*(_parameter(one, one.name in required) for one in options), *own_parameters]
         # Typer reads a command's help, name and parameters from these attributes.
         typed.__doc__, typed.__name__ = command.__doc__, command.__name__
         typed.__annotations__ = {one.name: one.annotation for one in parameters}
@@ -297,15 +298,15 @@ def make_spec(typed: Mapping[str, Any], words: Sequence[str] = ()) -> StudySpec:
     """Return a new request from the option values of a command line.
 
     Args:
-        words: of the script to tune, if one is given in place of a model.
+        words: the command of the script to tune, if given in place of a model.
 
     Raises:
         UsageError: an option has an invalid value, or neither ``--model`` nor ``--replay`` nor a command is given.
     """
     typed, words = with_script(typed, words, typed.get("script"))
     if "storage" in typed and typed["storage"] is None and typed.get("replay") is None:
-        told = url_of_environment()
-        typed = {**typed, "storage": None if told is None else told.address}
+        url = url_of_environment()
+        typed = {**typed, "storage": None if url is None else url.address}
     if words:
         if typed["model"] is not None or typed.get("replay") is not None:
             raise UsageError("both --model and a command say what to train", advice="leave one of them out.")
@@ -313,8 +314,8 @@ def make_spec(typed: Mapping[str, Any], words: Sequence[str] = ()) -> StudySpec:
         return spec.model_copy(update={"command": CommandRef(words=tuple(words), folder=os.getcwd())})
     if typed["model"] is None and typed.get("replay") is None:
         raise UsageError("--model says what to train", advice="--model resnet50, --model mine.py; or --replay SURFACE.")
-    asked = {**typed, "model": typed["model"] or "recorded"}
-    return spec_of(asked, mark=uuid.uuid4().hex, created=timestamp())
+    values = {**typed, "model": typed["model"] or "recorded"}
+    return spec_of(values, mark=uuid.uuid4().hex, created=timestamp())
 
 
 def was_typed(ctx: Any, name: str) -> bool:
@@ -371,7 +372,7 @@ Command = Annotated[
 
 
 def study_of(study: str, studies_dir: Path) -> StudyFiles:
-    """Find the study of a command; of the newest, which nobody has named, the name is told on stderr."""
+    """Find the study of a command. If it is the newest by default, print its name on stderr."""
     files = find_study(study, studies_dir)
     if study == NEWEST:
         typer.echo(f"the newest study: {files.name}", err=True)

@@ -1,4 +1,4 @@
-"""What commands write."""
+"""The output of commands."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ def print_json(value: Any) -> None:
 
 
 def print_json_error(message: str, exit_code: int, *, advice: str | None = None, detail: str | None = None) -> None:
-    """Print an error as the one object of a command that was asked for JSON."""
+    """Print an error as the only object of a command with ``--json``."""
     error = {"message": message, "advice": advice, "detail": detail, "exit_code": exit_code}
     print_json({"schema_version": SCHEMA_VERSION, "error": error})
 
 
 def print_rich(renderable: RenderableType, *, stderr: bool = False) -> None:
-    """Print tables and texts, for people: as wide as the terminal, or `FILE_WIDTH` columns wide into a pipe or a file.
+    """Print tables and texts for people: as wide as the terminal, or `FILE_WIDTH` columns wide into a pipe or a file.
 
-    What is meant to be copied may be longer than a line, so nothing is cropped.
+    Text to be copied may be longer than a line, so nothing is cropped.
     """
     _console(stderr=stderr).print(renderable, crop=False)
 
 
 def text_width() -> int:
-    """Return how many columns `print_rich` has on stdout."""
+    """Return the number of columns that `print_rich` has on stdout."""
     return _console(stderr=False).width
 
 
@@ -68,15 +68,15 @@ def _console(*, stderr: bool) -> Console:
 
 
 def format_of(typed: str | None, output: Path | None, endings: Mapping[str, str], default: str) -> str:
-    """Return the format of a command's output: the one typed, else the one that the file's ending stands for.
+    """Return the format of a command's output: the one typed, or else the one that belongs to the file's ending.
 
     Args:
-        endings: each ending with its format, such as ``".md": "markdown"``. All formats are among the values.
+        endings: the format of each ending, such as ``".md": "markdown"``. All formats are among the values.
         default: the format of stdout, or of a file without an ending.
 
     Raises:
         UnknownNameError: there is no such format.
-        UsageError: the file's ending stands for none.
+        UsageError: no format belongs to the file's ending.
     """
     if typed is not None:
         if typed not in endings.values():
@@ -85,16 +85,16 @@ def format_of(typed: str | None, output: Path | None, endings: Mapping[str, str]
     if output is None or not output.suffix:
         return default
     if output.suffix.lower() not in endings:
-        known = ", ".join(dict.fromkeys(endings.values()))
+        formats = ", ".join(dict.fromkeys(endings.values()))
         raise UsageError(
             f"{output.name} would be a format that is not written here",
-            advice=f"end it in {' or '.join(endings)}, or choose with --format ({known}).",
+            advice=f"end it in {' or '.join(endings)}, or choose with --format ({formats}).",
         )
     return endings[output.suffix.lower()]
 
 
 def print_bytes(text: str) -> None:
-    """Print what may be redirected to a file, as UTF-8 whatever the terminal's encoding is."""
+    """Print text that may be redirected to a file, as UTF-8 regardless of the terminal's encoding."""
     typer.echo(text.encode("utf-8", "backslashreplace"), nl=False)
 
 
@@ -102,13 +102,13 @@ def write_output(output: Path, text: str) -> None:
     """Write a command's output to a file, and name the file on stderr.
 
     Raises:
-        UsageError: the file's folder does not exist, or the file is a device or a pipe.
+        UsageError: the file's folder does not exist.
         MachineError: the file cannot be written.
     """
     if not output.parent.is_dir():
         raise UsageError(f"there is no folder {str(output.parent)!r} to write {output.name} into")
     if output.is_symlink() or (output.exists() and not output.is_file() and not output.is_dir()):
-        # Replacing a link, a device or a pipe (/dev/stdout, /dev/null) by a file would break it for everybody.
+        # Replacing a link, device or pipe (/dev/stdout, /dev/null) with a file would break it for everybody.
         try:
             output.write_text(text, encoding="utf-8")
         except OSError as error:
@@ -120,7 +120,7 @@ def write_output(output: Path, text: str) -> None:
 
 # The standard streams of a command, made to work whatever the caller has connected to them.
 
-#: What stands for a character that a stream's encoding does not have. The blocks of a curve become their heights.
+#: Replacements for characters that a stream's encoding lacks. The blocks of a curve become their heights.
 _PLAIN = {
     **{ord(character): str(height) for height, character in enumerate("▁▂▃▄▅▆▇█", 1)},
     **{ord("×"): "x", ord("±"): "+-", ord("·"): "-", ord("…"): "...", ord("→"): "->", ord("–"): "-", ord("—"): "-"},
@@ -130,11 +130,11 @@ _STREAMS = {1: "stdout", 2: "stderr"}
 
 
 def prepare_streams() -> None:
-    """Replace the standard streams by ones that never end a command for a reason that is not its own.
+    """Replace the standard streams with ones that never end a command for a reason unrelated to it.
 
-    A closed descriptor is opened on ``/dev/null``: otherwise the next file that is opened would get its number, and
-    what is printed. A reader that has left (``| head``) is sent nothing more. A character that the encoding does not
-    have is written as a similar one. A size that no terminal has is forgotten.
+    A closed descriptor is opened on ``/dev/null``: otherwise the next file to be opened would get its number, and with
+    it the printed output. A reader that has left (``| head``) is sent nothing more. A character that the encoding lacks
+    is written as a similar one. An impossible terminal size is ignored.
     """
     for descriptor in range(3):
         try:
@@ -143,7 +143,7 @@ def prepare_streams() -> None:
             # The lowest free number is this one, because the lower ones are open.
             os.open(os.devnull, os.O_RDWR)
     for variable in ("COLUMNS", "LINES"):
-        # Shells set 0 where they do not know the size. rich takes it, and any other number, at its word.
+        # Shells set 0 if they do not know the size. rich believes it, like any other number.
         if not re.fullmatch("[1-9][0-9]{0,3}", os.environ.get(variable, "1")):
             del os.environ[variable]
     codecs.register_error("autotune.plain", _plain)
@@ -152,7 +152,7 @@ def prepare_streams() -> None:
 
 
 def flush_streams() -> int:
-    """Write what is still buffered, and return an exit code: that of `MachineError` if stdout cannot be written."""
+    """Flush what is buffered, and return an exit code: that of `MachineError` if stdout cannot be written."""
     try:
         sys.stdout.flush()
     except MachineError as error:
@@ -167,7 +167,7 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
 
 
 class _Descriptor(io.FileIO):
-    """A descriptor that goes on as ``/dev/null`` after a failed write."""
+    """A descriptor that becomes ``/dev/null`` after a failed write."""
 
     def write(self, data: object) -> int:
         try:
@@ -193,14 +193,14 @@ def _stream(descriptor: int, given: TextIO | None) -> TextIO:
     )
 
 
-# Code shared by the commands that run a search: signal handling, the environment, and the output at the end.
+# Shared by the commands that run a search: signal handling, the environment, and the output at the end.
 
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[Callable[[], int | None]]:
-    """Record signals instead of dying of them; yield a function that returns the first one received, or ``None``.
+    """Record signals instead of dying from them; yield a function that returns the first one received, or ``None``.
 
-    Processes that are forked in this block have both in common with this one.
+    Processes forked in this block share both with this one.
     """
     received = mmap.mmap(-1, 1)
 
@@ -222,7 +222,7 @@ def environment(stop: Callable[[], int | None]) -> Environment:
 
 
 def _workers(spec: StudySpec, mark: str) -> Workers:
-    # Imported when it is asked for: most searches have no cluster.
+    # Imported on demand: most searches have no cluster.
     from autotune.cluster.ray_workers import RayWorkers
 
     return RayWorkers(spec, mark)

@@ -27,16 +27,18 @@ from autotune.space.formatting import count, model_name, rate_text
 
 
 class TakesMatrix(TyperGroup):
-    """The group of commands, whose first word may be a matrix instead."""
+    """The group of commands, whose first word may be a matrix instead of a command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        takes_value = {word for one in self.params if not getattr(one, "is_flag", False) for word in one.opts}
+        takes_value = {
+            word for parameter in self.params if not getattr(parameter, "is_flag", False) for word in parameter.opts
+        }
         values = {i + 1 for i, word in enumerate(args) if word in takes_value}
         words = [i for i, word in enumerate(args) if not word.startswith("-") and i not in values]
-        # What else it may be is said by the group.
-        named = words and args[words[0]] not in self.commands and args[words[0]].endswith(ENDINGS)
-        at = words[0] if named else len(args)
-        return super().parse_args(ctx, [*args[:at], *(["--matrix"] if named else []), *args[at:]])
+        # The group itself reports any other word.
+        has_matrix = words and args[words[0]] not in self.commands and args[words[0]].endswith(ENDINGS)
+        start = words[0] if has_matrix else len(args)
+        return super().parse_args(ctx, [*args[:start], *(["--matrix"] if has_matrix else []), *args[start:]])
 
 
 app = typer.Typer(invoke_without_command=True, cls=TakesMatrix, subcommand_metavar="[MATRIX.yaml | COMMAND [ARGS]…]")
@@ -59,39 +61,41 @@ def profiles(
         return
     if every and matrix is not None:
         raise UsageError("--list is of all profiles, whatever a matrix asks for", advice=f"leave out {matrix}.")
-    here, kept = look_here(), Store(find_daemon(state_dir).profiles).all()
-    grid = grid_of(kept, here) if matrix is None else _grid_of(matrix, ctx.parent, kept, here)
+    here, slots = look_here(), Store(find_daemon(state_dir).profiles).all()
+    grid = grid_of(slots, here) if matrix is None else _grid_of(matrix, ctx.parent, slots, here)
     if as_json:
-        found = [_as_json(slot, slot.stale(here)) for slot in kept]
-        print_json({"schema_version": SCHEMA_VERSION, "profiles": found, "cells": _cells_json(grid)})
+        rows = [_as_json(slot, slot.stale(here)) for slot in slots]
+        print_json({"schema_version": SCHEMA_VERSION, "profiles": rows, "cells": _cells_json(grid)})
         return
-    if matrix is None and not kept:
+    if matrix is None and not slots:
         typer.echo("no profile yet; `autotune search --model NAME` makes one.")
     elif every:
-        _list(kept, here)
+        _list(slots, here)
     else:
         print_rich(GridTable(grid))
-        print_rich(Line(f"\n{grid.counts()}. {_more(grid, matrix, len(kept))}"))
+        print_rich(Line(f"\n{grid.counts()}. {_more(grid, matrix, len(slots))}"))
 
 
 def _grid_of(path: Path, root: Any, kept: Sequence[Slot], here: Fingerprint) -> ProfileGrid:
-    """Return a matrix as a grid, whose columns are its targets."""
-    matrix, asked = cells_of(path, root)
-    # What asks for the same as a line before it is no cell of its own.
-    apart: dict[str, Asked] = {}
+    """Return a matrix as a grid with its targets as columns."""
+    matrix, requested = cells_of(path, root)
+    # A cell that requests the same as an earlier one is left out.
+    by_study: dict[str, Asked] = {}
     rows: dict[tuple[int, int | None], Cell] = {}
-    for one in asked:
-        apart.setdefault(one.study, one)
-    for one in apart.values():
-        rows.setdefault((one.cell.number, one.cell.batch), one.cell)
+    for entry in requested:
+        by_study.setdefault(entry.study, entry)
+    for entry in by_study.values():
+        rows.setdefault((entry.cell.number, entry.cell.batch), entry.cell)
     numbers = {row: r for r, row in enumerate(rows)}
     cells = {}
-    for one in apart.values():
-        slot, stale = one.profile_of(kept, here) or (None, [])
-        r, c = numbers[one.cell.number, one.cell.batch], matrix.targets.index(one.cell.target)
+    for entry in by_study.values():
+        slot, stale = entry.profile_of(kept, here) or (None, [])
+        r, c = numbers[entry.cell.number, entry.cell.batch], matrix.targets.index(entry.cell.target)
         cells[r, c] = GridCell(slot, tuple(stale))
     titles = Counter(map(_title, rows.values()))
-    return ProfileGrid([_title(one, apart=titles[_title(one)] > 1) for one in rows.values()], matrix.targets, cells)
+    return ProfileGrid(
+        [_title(entry, apart=titles[_title(entry)] > 1) for entry in rows.values()], matrix.targets, cells
+    )
 
 
 def _title(cell: Cell, *, apart: bool = False) -> tuple[str, str, str]:
@@ -104,7 +108,7 @@ def _more(grid: ProfileGrid, matrix: Path | None, kept: int) -> str:
         return "`autotune profiles --list` has their names, and `autotune profiles show NAME` one of them."
     shown = len({cell.kept.name for cell in grid.cells.values() if cell.kept is not None})
     others = f"; {count(kept - shown, 'profile')} of other trainings or hardware" if kept > shown else ""
-    # Options that are typed at `submit` are part of what it asks for, and are not known here.
+    # Options typed for `submit` are part of its request, and are not known here.
     return f"`autotune submit {matrix} --dry-run` says what it would queue{others}."
 
 
@@ -156,14 +160,14 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Print a profile, and what became of those that came before and after it."""
-    kept = Store(find_daemon(state_dir).profiles).one(name)
-    rows = kept.stale(look_here())
+    slot = Store(find_daemon(state_dir).profiles).one(name)
+    rows = slot.stale(look_here())
     if as_json:
-        print_json(_as_json(kept, rows) | {"history": [entry.model_dump() for entry in kept.state.entries]})
+        print_json(_as_json(slot, rows) | {"history": [entry.model_dump() for entry in slot.state.entries]})
         return
-    typer.echo(dump(kept.profile), nl=False)
-    typer.echo(f"\n# {kept.path}")
-    for entry in kept.state.entries:
+    typer.echo(dump(slot.profile), nl=False)
+    typer.echo(f"\n# {slot.path}")
+    for entry in slot.state.entries:
         typer.echo(f"# {entry.file}, {entry.came[:10]}: {'in force, ' if entry.replaced else ''}{entry.verdict}")
     if rows:
         typer.echo(f"# {stale_text(rows)}")
@@ -181,19 +185,19 @@ def push(url: Url, state_dir: StateDir = None, as_json: Json = False) -> None:
 @app.command()
 def pull(url: Url, state_dir: StateDir = None, as_json: Json = False) -> None:
     """Take over profiles from there; `load_profile(model=…)` picks the one of the machine it runs on."""
-    said: list[str] = []
-    found = store.pull(Store(find_daemon(state_dir).profiles), url, look_here(), said.append)
-    for sentence in said:
+    notices: list[str] = []
+    exchanged = store.pull(Store(find_daemon(state_dir).profiles), url, look_here(), notices.append)
+    for sentence in notices:
         typer.echo(f"warning: {sentence}", err=True)
-    _print_exchanged(found, as_json=as_json)
+    _print_exchanged(exchanged, as_json=as_json)
 
 
 def _print_exchanged(found: list[Exchanged], *, as_json: bool) -> None:
     if as_json:
-        print_json({"schema_version": SCHEMA_VERSION, "profiles": [asdict(one) for one in found]})
+        print_json({"schema_version": SCHEMA_VERSION, "profiles": [asdict(entry) for entry in found]})
         return
-    for one in found:
-        typer.echo(f"{one.slot}: {one.verdict}")
+    for entry in found:
+        typer.echo(f"{entry.slot}: {entry.verdict}")
     if not found:
         typer.echo("no profile yet; `autotune search --model NAME` makes one.")
 

@@ -24,12 +24,12 @@ from autotune.space.formatting import count, describe, figure_text, one_line, ra
 from autotune.space.requirements import Requirements, figure_called
 from autotune.study.request import option, read_request
 
-# A ranking as a document, for the terminal, as Markdown or as a page.
+# A ranking as a document, for the terminal, as Markdown or as a web page.
 
 #: Rows of the table; ``--json`` has all.
 SHOWN = 15
 _RATE, _MEMORY = FIGURES["throughput"], FIGURES["peak_memory"]
-#: Factors by which figures are divided to be drawn, and the unit then.
+#: Divisors of figures for drawing, by unit, each with the resulting unit.
 _DRAWN = {"bytes": (2**30, "GiB"), "fraction": (0.01, "%")}
 
 
@@ -45,8 +45,8 @@ def ranking_page(
     """Return a ranking, or a front of it, as a document.
 
     Args:
-        front: the rows that nothing is better than in all `figures`; without figures, nothing.
-        study: as an argument of commands. exports: its trials can be exported, because it has a profile.
+        front: the rows that none is better than in all `figures`; unused without figures.
+        study: the study as an argument of commands. exports: its trials can be exported, because it has a profile.
     """
     rows = front if figures else ranking.rows
     shown = rows if figures else rows[:SHOWN]
@@ -74,9 +74,9 @@ def ranking_page(
 
 def _grid(ranking: Ranking, rows: Sequence[Ranked], figures: Sequence[Figure]) -> Grid:
     compiled = any(row.overtakes_after is not None for row in rows)
-    asked = [FIGURES[ranking.figure]] if ranking.figure is not None and not figures else figures
-    extra = [f for f in asked if f not in (_RATE, _MEMORY)]
-    # A score has a unit, and people think in figures.
+    wanted = [FIGURES[ranking.figure]] if ranking.figure is not None and not figures else figures
+    extra = [f for f in wanted if f not in (_RATE, _MEMORY)]
+    # People think in figures: the score has a column only if no figure, nor the rate, stands for it.
     scored = not figures and ranking.figure is None and ranking.unit != ranking.rate_unit
     columns = [
         Column("trial"),
@@ -91,7 +91,7 @@ def _grid(ranking: Ranking, rows: Sequence[Ranked], figures: Sequence[Figure]) -
     cells = []
     for row in rows:
         step = "" if row.overtakes_after is None else f"{row.overtakes_after:,}"
-        what = f"baseline: {settings(row.config)}" if row.trial == 0 else describe(row.config, ranking.baseline)
+        description = f"baseline: {settings(row.config)}" if row.trial == 0 else describe(row.config, ranking.baseline)
         cells.append(
             (
                 _label(row),
@@ -101,7 +101,7 @@ def _grid(ranking: Ranking, rows: Sequence[Ranked], figures: Sequence[Figure]) -
                 _figure(_MEMORY, row),
                 *([step] if compiled else []),
                 f"{row.launches}{'' if row.in_turns else ' *'}",
-                f"out: {what} ({row.out})" if row.out else what,
+                f"out: {description} ({row.out})" if row.out else description,
             )
         )
     return Grid(tuple(columns), tuple(cells))
@@ -116,11 +116,11 @@ def _figure(figure: Figure, row: Ranked) -> str:
 
 
 def _picture(ranking: Ranking, front: Sequence[Ranked], figures: Sequence[Figure]) -> Picture:
-    """Draw all choices over two figures, with the front as steps."""
+    """Plot all choices over two figures, with the front as a line."""
     across, up = figures
     others = [row for row in ranking.rows if row.out is None and row not in front]
     points = [sorted(_points(some, across, up)) for some in (front, others)]
-    told = "; ".join(f"trial {_label(row)}: {_figure(across, row)}, {_figure(up, row)}" for row in front)
+    description = "; ".join(f"trial {_label(row)}: {_figure(across, row)}, {_figure(up, row)}" for row in front)
     chart = Chart(
         Axis(_title(across)),
         (
@@ -134,7 +134,9 @@ def _picture(ranking: Ranking, front: Sequence[Ranked], figures: Sequence[Figure
             ),
         ),
     )
-    return Picture(f"{up.name} by {across.name}".replace("_", " "), f"{_title(across)}, {_title(up)}: {told}.", chart)
+    return Picture(
+        f"{up.name} by {across.name}".replace("_", " "), f"{_title(across)}, {_title(up)}: {description}.", chart
+    )
 
 
 def _points(rows: Sequence[Ranked], across: Figure, up: Figure) -> list[tuple[float, float]]:
@@ -154,7 +156,7 @@ def _title(figure: Figure) -> str:
     return f"{figure.name.replace('_', ' ')} ({unit})"
 
 
-# ``autotune rank``: rank the configurations of a study anew, with nothing launched.
+# ``autotune rank``: rank the configurations of a study again, without launching anything.
 
 #: Function that renders each format as text. ENDINGS: format by file extension.
 RENDERERS = {"terminal": to_text, "markdown": to_markdown, "html": to_html}

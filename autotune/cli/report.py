@@ -28,7 +28,7 @@ from autotune.search import NEWEST, load_outcome
 from autotune.search.study_folders import study_argument
 from autotune.study.request import option
 
-#: Function that renders each format as text. A pull request's is the short report, as Markdown.
+#: Function that renders each format as text. The format for a pull request is the short report as Markdown.
 _RENDERERS = {"terminal": to_text, "markdown": to_markdown, "pr": to_markdown, "html": to_html}
 #: Format by file extension.
 _ENDINGS = {
@@ -70,8 +70,8 @@ def command(
     default = "terminal" if output is None else "markdown"
     chosen = "pr" if format_ == "pr" else format_of("json" if as_json else format_, output, _ENDINGS, default)
     files = study_of(study, studies_dir)
-    found = read_material(files, load_outcome(files), typed=study_argument(files), folder=Path.cwd())
-    material = _asked_about(found, epochs, samples, price_per_hour)
+    study_material = read_material(files, load_outcome(files), typed=study_argument(files), folder=Path.cwd())
+    material = _asked_about(study_material, epochs, samples, price_per_hour)
     if output is None and chosen == "terminal":
         print_rich(to_terminal(report_on(material) if full else short_report_on(material, width=text_width())))
         return
@@ -87,16 +87,16 @@ def command(
 
 
 def _asked_about(material: Material, epochs: int | None, samples: int | None, price: str | None) -> Material:
-    """Return the material with another length of the training, or another price, than the search was told.
+    """Return the material with another length of the training, or another price, than the search was given.
 
     Raises:
         UsageError: a value is invalid, or both lengths are given.
     """
     if epochs is not None and samples is not None:
         raise UsageError("--epochs and --samples both say how long the training is", advice="leave one of them out.")
-    told: dict[str, Any] = {}
+    update: dict[str, Any] = {}
     if epochs is not None or samples is not None:
-        told = {"epochs": _EPOCHS.value(epochs), "samples": _SAMPLES.value(samples)}
+        update = {"epochs": _EPOCHS.value(epochs), "samples": _SAMPLES.value(samples)}
     if price is not None:
-        told["price_per_hour"] = _PRICE.value(price)
-    return replace(material, spec=material.spec.model_copy(update=told))
+        update["price_per_hour"] = _PRICE.value(price)
+    return replace(material, spec=material.spec.model_copy(update=update))

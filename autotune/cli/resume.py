@@ -36,11 +36,11 @@ def resume(
         raise UsageError("--budget lengthens a study, and --fork begins another", advice="leave one of them out.")
     longer = None if budget is None else _longer(budget)
     with stop_signals() as stop:
-        found = fork_study(files, environment(stop)) if fork else resume_study(files, environment(stop), longer)
-    end_search(found, as_json=as_json)
+        result = fork_study(files, environment(stop)) if fork else resume_study(files, environment(stop), longer)
+    end_search(result, as_json=as_json)
 
 
 def _longer(typed: str) -> Callable[[float], float]:
-    """Return what becomes of a budget in seconds."""
+    """Return a function from a budget in seconds to the new one."""
     more_s = duration_s(typed.removeprefix("+"))
     return (lambda before_s: before_s + more_s) if typed.startswith("+") else (lambda before_s: more_s)

@@ -1,4 +1,4 @@
-"""``autotune run``: train with a profile by a command of the user's, whose script stays as it is, or tune it while it
+"""``autotune run``: train with a profile by the user's own command, with its script unchanged, or tune it while it
 trains."""
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from autotune.search.subject import command_name, command_ref, unlike_the_search
 from autotune.space import too_large
 from autotune.study.request import option
 
-#: All that follows the first word of the command is the command's own.
+#: Everything after the first word of the command belongs to the command.
 TAKES_COMMAND = {"allow_interspersed_args": False}
 
 
@@ -95,12 +95,12 @@ def command(
     excess = too_large(config, read_host())
     if excess is not None:
         raise UsageError(f"the profile cannot be applied here: {excess}", advice="search on this machine.")
-    told_flags = option("map").value(typed["map"])
-    ref = CommandRef(words=tuple(words), folder=os.getcwd(), flags=told_flags, own=promised.workload.own)
+    map_flags = option("map").value(typed["map"])
+    ref = CommandRef(words=tuple(words), folder=os.getcwd(), flags=map_flags, own=promised.workload.own)
     check_flags(ref)
     _refuse_untold(ref, promised)
     in_command = set_by(ref)
-    told = plan(
+    instructions = plan(
         config,
         name,
         in_command=in_command,
@@ -110,35 +110,36 @@ def command(
     sentence = unlike_the_search(words, promised)
     if sentence is not None:
         typer.echo(f"autotune: {name}: {sentence}", err=True)
-    _become(words_of(ref, config), entered(os.environ, told, config, in_command=in_command))
+    _become(words_of(ref, config), entered(os.environ, instructions, config, in_command=in_command))
 
 
 def _promised(profile: Path | None, study: str, studies: Path, trial: int | None) -> tuple[Profile, str]:
-    """Return the profile to run with, and what it is called.
+    """Return the profile to run with, and its name.
 
     Raises:
-        UsageError: there is no such trial. ProfileError: the profile cannot be read.
+        UsageError: there is no such trial.
+        ProfileError: the profile cannot be read.
     """
     if profile is not None:
-        found, name = read(profile), profile.name
+        promised, name = read(profile), profile.name
     else:
         files = study_of(study, studies)
-        found, name = profile_from(files, load_outcome(files), trial), f"{files.name}, trial {trial}"
-    if found.gives.unproven is not None:
-        typer.echo(f"autotune: {name}: {found.gives.unproven}", err=True)
-    return found, name
+        promised, name = profile_from(files, load_outcome(files), trial), f"{files.name}, trial {trial}"
+    if promised.gives.unproven is not None:
+        typer.echo(f"autotune: {name}: {promised.gives.unproven}", err=True)
+    return promised, name
 
 
 def _refuse_untold(script: CommandRef, profile: Profile) -> None:
-    """Refuse a value that the command would have to set and is not told how.
+    """Refuse a profile with a value that the command would have to set, if ``--map`` does not say how.
 
     Raises:
-        UsageError: there is one.
+        UsageError: there is such a value.
     """
-    own = {**profile.baseline.configuration, **script.own}
+    own_values = {**profile.baseline.configuration, **script.own}
     for name, values in told_values(script).items():
         value = profile.configuration.get(name)
-        if value is not None and value not in values and value != own.get(name):
+        if value is not None and value not in values and value != own_values.get(name):
             raise UsageError(
                 f"the profile has {name}={spell(value)}, and --map says nothing of it",
                 advice=f"give --map {name}:{spell(value)}='…', too.",
@@ -146,10 +147,10 @@ def _refuse_untold(script: CommandRef, profile: Profile) -> None:
 
 
 def _beside(words: list[str], allow: tuple[str, ...], expect_s: float, studies: Path) -> dict[str, str]:
-    """Start what tunes the training, beside this process; return the environment that lets the agent into it.
+    """Start the process that tunes the training, beside this one; return the environment that loads the agent into it.
 
     Raises:
-        UsageError: a place in the command has no value yet, or --allow names something else than precision.
+        UsageError: a placeholder in the command has no value yet, or --allow names anything but precision.
     """
     if places(words):
         raise UsageError(
@@ -162,19 +163,24 @@ def _beside(words: list[str], allow: tuple[str, ...], expect_s: float, studies: 
     require_linux()
     files = numbered_folder(f"{ref.name}-live", studies)
     launch = LaunchFiles(files.folder)
-    told = {**question(in_command=set()), "watch": str(launch.trail), "commands": str(launch.turns), "live": True}
-    env = entered(os.environ, told, {})
+    instructions = {
+        **question(in_command=set()),
+        "watch": str(launch.trail),
+        "commands": str(launch.turns),
+        "live": True,
+    }
+    env = entered(os.environ, instructions, {})
     spec = LiveSpec(
         folder=str(files.folder), pid=os.getpid(), words=tuple(words), workload=ref, allow=allow, expect_s=expect_s
     )
     write_atomic(launch.spec, spec.model_dump_json(indent=2))
     os.mkfifo(launch.turns)
-    # Held open from the beginning, or the agent would find nobody there.
+    # Held open from the start, or the agent would find nobody at the other end.
     pipe = os.open(launch.turns, os.O_RDWR | os.O_CLOEXEC)
     flush_streams()
     child = os.fork()
     if not child:
-        # The script is to have no child that it does not know of: the one between ends at once.
+        # The script must not have a child that it does not know of, so this intermediate process exits at once.
         try:
             with open(launch.stdout, "ab") as log:
                 subprocess.Popen(
@@ -199,7 +205,7 @@ def _become(words: list[str], env: dict[str, str]) -> None:
     """
     flush_streams()
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        # Python ignores them, and what is ignored stays ignored.
+        # Python ignores these signals, and ignored signals stay ignored in the new program.
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execvpe(words[0], words, env)

@@ -36,7 +36,7 @@ def refuse_beside_replay(typed: Mapping[str, object], *, names: Collection[str] 
 
     Args:
         typed: option values of the command line, by the names of `search`'s options.
-        names: names of options to allow nevertheless.
+        names: options to allow nevertheless.
 
     Raises:
         UsageError: such an option is given.
@@ -56,21 +56,21 @@ def search_surface(path: Path, spec: StudySpec, typed: Mapping[str, object], *, 
         typed: option values of the command line, by the names of `search`'s options.
 
     Raises:
-        AutotuneError: as in a real search.
+        AutotuneError: as a real search does.
     """
     refuse_beside_replay(typed)
     surface = read_surface(path)
     with stop_signals() as stop:
-        space, found = replay_request(surface, spec, stop=stop)
+        space, replayed = replay_request(surface, spec, stop=stop)
     if as_json:
-        print_json(replayed_json(path, surface, space, found))
+        print_json(replayed_json(path, surface, space, replayed))
     else:
-        _replay_print(surface, space, found)
+        _replay_print(surface, space, replayed)
 
 
 def _replay_print(surface: Surface, space: Space, found: Replayed) -> None:
-    h = surface.heading
-    print_rich(Line(f"{h.workload}, {h.made} on {h.machine}; virtual time"))
+    heading = surface.heading
+    print_rich(Line(f"{heading.workload}, {heading.made} on {heading.machine}; virtual time"))
     figures = [Column(name, no_wrap=True) for name in ("trial", "at", "status", "samples/s")]
     trials = FittingTable(*figures, Column("", overflow="fold"), box=None, pad_edge=False)
     for step in found.steps:
@@ -80,19 +80,19 @@ def _replay_print(surface: Surface, space: Space, found: Replayed) -> None:
             f"{step.ended_s:.0f} s",
             trial.result.status.value,
             trial_rate_text(trial),
-            _changed(trial.config, h.baseline),
+            _changed(trial.config, heading.baseline),
         )
     print_rich(trials)
     print_rich(Line(f"{found.stopped[:1].upper()}{found.stopped[1:]}."))
     if found.finalists:
         names = ("launched again", "times", "samples/s", "the baseline's")
         again = FittingTable(*(Column(name, no_wrap=True) for name in names), box=None, pad_edge=False)
-        for one in found.finalists:
+        for finalist in found.finalists:
             again.add_row(
-                "the baseline" if one.trial == found.baseline.trial else f"trial {one.trial}",
-                str(one.launches),
-                rate_text(one.samples_per_second, one.ci95),
-                f"{ratio_text(one.speedup, one.speedup_ci95)} ({interval_text(one.speedup_ci95)})",
+                "the baseline" if finalist.trial == found.baseline.trial else f"trial {finalist.trial}",
+                str(finalist.launches),
+                rate_text(finalist.samples_per_second, finalist.ci95),
+                f"{ratio_text(finalist.speedup, finalist.speedup_ci95)} ({interval_text(finalist.speedup_ci95)})",
             )
         print_rich(again)
     print_rich(Line(f"{found.raced[:1].upper()}{found.raced[1:]}."))
@@ -102,7 +102,7 @@ def _replay_print(surface: Surface, space: Space, found: Replayed) -> None:
     raced_s = found.elapsed_s - found.searched_s
     for line in (
         f"Found {rate_text(best.samples_per_second)} samples/s, {times} "
-        f"{rate_text(found.baseline.samples_per_second)}, with {_changed(best.config, h.baseline)}.",
+        f"{rate_text(found.baseline.samples_per_second)}, with {_changed(best.config, heading.baseline)}.",
         f"That took {found.searched_s:.0f} s of searching and {raced_s:.0f} s of launching the best again in turns.",
         f"The fastest that was recorded ran at {rate_text(recorded_best(surface, space))} samples/s, the average of "
         "its launches.",
@@ -117,11 +117,11 @@ def _changed(config: Mapping[str, Value], baseline: Mapping[str, Value]) -> str:
 
 # `autotune search`.
 
-# ``autotune search --track``: a study as one run in experiment trackers, with a step for each trial.
+# ``autotune search --track``: records a study as one run in experiment trackers, with a step per trial.
 
 
 class TrackedSearch:
-    """Hands a search's events on to its observer, and tells trackers of trials and outcome.
+    """Forwards a search's events to its observer, and reports trials and the outcome to trackers.
 
     Args:
         studies: the folder of the studies.
@@ -155,8 +155,8 @@ class TrackedSearch:
     def trial_ends(self, trial: Trial) -> None:
         self._observer.trial_ends(trial)
         self._tracking.log(trial.number, {"samples_per_second": trial.rate_per_s, "score": trial.score})
-        told = f"{trial.result.status}: {settings(trial.config)}"
-        self._tracking.tell(trial.number, f"trial/{trial.number:05d}", told)
+        text = f"{trial.result.status}: {settings(trial.config)}"
+        self._tracking.tell(trial.number, f"trial/{trial.number:05d}", text)
 
     def heat_ends(self, heat: StudyHeat) -> None:
         self._observer.heat_ends(heat)
@@ -168,7 +168,7 @@ class TrackedSearch:
         self._observer.ends()
 
     def concludes(self, outcome: Outcome) -> None:
-        """Tell the outcome of the search, which is over."""
+        """Report the outcome of the finished search."""
         best, step = outcome.best, sum(outcome.trials.values())
         rates = {"best_samples_per_second": best.samples_per_second, "speedup": best.speedup}
         self._tracking.log(step, {**rates, "baseline_samples_per_second": outcome.baseline.samples_per_second})
@@ -181,7 +181,7 @@ class TrackedSearch:
     def _run(self) -> TrackedRun:
         spec = self._spec
         assert spec is not None
-        asked: dict[str, str | float] = {
+        parameters: dict[str, str | float] = {
             "objective": spec.objective,
             "budget_s": spec.budget_s,
             "device": spec.device,
@@ -191,14 +191,14 @@ class TrackedSearch:
             project=Path(spec.model).stem,
             name=spec.name,
             key=spec.mark,
-            parameters={**asked, "sampler": spec.sampler, "seed": spec.seed},
+            parameters={**parameters, "sampler": spec.sampler, "seed": spec.seed},
             folder=StudyFiles(self._studies / spec.name).folder,
         )
 
 
 @contextlib.contextmanager
 def tracked_search(observer: Observer, names: Sequence[str], studies: Path) -> Iterator[TrackedSearch]:
-    """Yield an observer that tells trackers of a search, and end its run with the block.
+    """Yield an observer that reports a search to trackers; their run ends with the block.
 
     Raises:
         UnknownNameError, UsageError: see `autotune.base.tracking.check`.
@@ -212,17 +212,17 @@ def tracked_search(observer: Observer, names: Sequence[str], studies: Path) -> I
     tracked.end(failed=False)
 
 
-# ``autotune search --dry-run``: the first trials of a search and its expected duration, without running it.
+# ``autotune search --dry-run``: shows the first trials of a search and its expected duration, without running it.
 
 
 def print_dry_run(spec: StudySpec, *, as_json: bool) -> None:
     """Probe the workload and print what a search would do."""
     with stop_signals() as stop, tempfile.TemporaryDirectory(prefix="autotune-dry-run-") as folder:
-        found = preview(spec, environment(stop), Path(folder))
+        dry_run = preview(spec, environment(stop), Path(folder))
     if as_json:
-        print_json(_as_json(spec, found))
+        print_json(_as_json(spec, dry_run))
     else:
-        _search_print(spec, found)
+        _search_print(spec, dry_run)
 
 
 def _as_json(spec: StudySpec, found: DryRun) -> dict[str, object]:
@@ -266,9 +266,11 @@ def _search_print(spec: StudySpec, found: DryRun) -> None:
         pad_edge=False,
     )
     baseline = found.space.baseline
-    for number, one in enumerate(found.first, 1):
-        changed = " ".join(f"{n}={spell(v)}" for n, v in one.config.items() if baseline.get(n) != v)
-        table.add_row(str(number), changed, f"{one.predicted.rate_per_s:.2f}×", f"{one.predicted.seconds:.0f} s")
+    for number, proposal in enumerate(found.first, 1):
+        changed = " ".join(f"{n}={spell(v)}" for n, v in proposal.config.items() if baseline.get(n) != v)
+        table.add_row(
+            str(number), changed, f"{proposal.predicted.rate_per_s:.2f}×", f"{proposal.predicted.seconds:.0f} s"
+        )
     print_rich(table)
 
 
@@ -293,6 +295,6 @@ def search(
         with stop_signals() as stop:
             env = environment(stop)
             with tracked_search(env.observer, track or (), typed["studies_dir"]) as observer:
-                found = search_study(spec, typed["studies_dir"], replace(env, observer=observer))
-                observer.concludes(found.outcome)
-        end_search(found, as_json=as_json)
+                result = search_study(spec, typed["studies_dir"], replace(env, observer=observer))
+                observer.concludes(result.outcome)
+        end_search(result, as_json=as_json)

@@ -1,4 +1,4 @@
-"""``autotune jobs`` of jobs in Slurm's queue, which are called ``slurm:NUMBER``."""
+"""``autotune jobs`` for jobs in Slurm's queue, which are named ``slurm:NUMBER``."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from autotune.cluster.slurm_queue import PREFIX, SlurmJob, SlurmQueue
 from autotune.report.document import pairs
 from autotune.space.formatting import one_line
 
-#: Shortest and longest interval in seconds at which `wait` asks Slurm, whose controller has other things to do. In
-#: between, it asks after a tenth of the time that it has waited.
+#: Shortest and longest interval in seconds at which `wait` polls Slurm, whose controller has other things to do. In
+#: between, the interval is a tenth of the time waited so far.
 _SOONEST_S, _LATEST_S = 5.0, 60.0
 
 
 def slurm_queue(state_dir: Path | None) -> SlurmQueue:
-    """Return the jobs that were submitted with this state folder; ``None`` stands for the user's default one."""
+    """Return the jobs submitted with this state folder; ``None`` stands for the user's default."""
     return SlurmQueue(find_daemon(state_dir))
 
 
 def slurms_number(text: str) -> int | None:
-    """Return the number of a job of Slurm's; ``None`` if the text does not name one.
+    """Return the number of a Slurm job; ``None`` if the text does not name one.
 
     Raises:
-        UsageError: it seems to, and has no number.
+        UsageError: it has the prefix of one, but no number.
     """
     if not text.startswith(PREFIX):
         return None
@@ -44,17 +44,17 @@ def slurms_number(text: str) -> int | None:
 
 
 def refuse_slurms(text: str) -> int:
-    """Return the number of a job of the daemon's, for a command that only the daemon's jobs have.
+    """Return the number of one of the daemon's jobs, for a command that only works on those.
 
     Raises:
-        UsageError: it is Slurm's.
-        ValueError: it is no number.
+        UsageError: the job is Slurm's.
+        ValueError: the text is not a number.
     """
-    theirs = slurms_number(text)
-    if theirs is not None:
+    number = slurms_number(text)
+    if number is not None:
         raise UsageError(
             f"{text} is in Slurm's queue, which this command does not reach",
-            advice=f"`scontrol hold {theirs}`, `scontrol release {theirs}` and `scontrol requeue {theirs}` do.",
+            advice=f"`scontrol hold {number}`, `scontrol release {number}` and `scontrol requeue {number}` do.",
         )
     return int(text)
 
@@ -89,7 +89,7 @@ def print_state(job: SlurmJob, *, as_json: bool) -> None:
 
 
 def cancel(queue: SlurmQueue, number: int, *, as_json: bool) -> None:
-    """End a job for good, and say so."""
+    """End a job for good, and print its state."""
     job = queue.cancel(number)
     if as_json or job.state in ENDED:
         print_state(job, as_json=as_json)
@@ -107,7 +107,7 @@ def log(job: SlurmJob) -> None:
 
 
 def wait(queue: SlurmQueue, number: int, clock: Clock, *, deadline: float | None, as_json: bool) -> SlurmJob | None:
-    """Wait until a job has ended, and say what has become of it; ``None`` if that was not before the deadline."""
+    """Wait until a job has ended, and print what has become of it; return ``None`` if it has not by the deadline."""
     job, began = queue.job(number), clock.now()
     while job.state not in ENDED:
         if deadline is not None and clock.now() >= deadline:
@@ -118,7 +118,7 @@ def wait(queue: SlurmQueue, number: int, clock: Clock, *, deadline: float | None
         try:
             job = queue.job(number)
         except MachineError as error:
-            # Its controller may be restarted in the meantime.
+            # Slurm's controller may be restarting.
             typer.echo(f"autotune: {error}", err=True)
     print_state(job, as_json=as_json)
     return job

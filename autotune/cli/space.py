@@ -24,21 +24,21 @@ def space(typed: Mapping[str, Any], words: Command = None, as_json: Json = False
     """
     spec = make_spec(typed, words or ())
     with stop_signals() as stop, tempfile.TemporaryDirectory(prefix="autotune-space-") as folder:
-        found = make_space(spec, environment(stop), Path(folder))
+        legal_space = make_space(spec, environment(stop), Path(folder))
     if not as_json:
-        print_rich(space_table(found))
+        print_rich(space_table(legal_space))
         return
     print_json(
         {
             "schema_version": SCHEMA_VERSION,
-            "baseline": dict(found.baseline),
-            "inactive": dict(found.inactive),
+            "baseline": dict(legal_space.baseline),
+            "inactive": dict(legal_space.inactive),
             "knobs": {
                 name: {
                     "changes_maths": name not in KNOBS or KNOBS[name].changes_maths,
                     "choices": [{"value": c.value, "refused": c.refused, "further": c.further} for c in choices],
                 }
-                for name, choices in found.choices.items()
+                for name, choices in legal_space.choices.items()
             },
         }
     )

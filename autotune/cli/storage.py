@@ -38,14 +38,14 @@ def command(
 
 
 def address_of(typed: str | None) -> str:
-    """Return the address of the database that is named on the command line, or else in the environment.
+    """Return the address of the database named on the command line, or else in the environment.
 
     Raises:
-        UsageError: none is named, or what is named is none.
+        UsageError: none is named, or the name is not a database's address.
     """
     if typed is not None:
         return typed_address(typed, "--storage")
-    told = url_of_environment()
-    if told is None:
+    url = url_of_environment()
+    if url is None:
         raise UsageError("no database is named", advice=f"--storage URL names one, or {STORAGE_URL}.")
-    return told.address
+    return url.address

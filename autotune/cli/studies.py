@@ -22,7 +22,7 @@ def studies(studies_dir: StudiesDir = DEFAULT_STUDIES, as_json: Json = False) ->
     """List the studies of a folder."""
     rows = [_row(StudyFiles(f.parent.absolute())) for f in sorted(studies_dir.glob("*/study.yaml"))]
     if as_json:
-        listed = [
+        entries = [
             {
                 "study": r.name,
                 "model": r.model,
@@ -34,7 +34,7 @@ def studies(studies_dir: StudiesDir = DEFAULT_STUDIES, as_json: Json = False) ->
             }
             for r in rows
         ]
-        print_json({"schema_version": SCHEMA_VERSION, "studies": listed})
+        print_json({"schema_version": SCHEMA_VERSION, "studies": entries})
     elif rows:
         print_rich(studies_table(rows))
     else:
@@ -50,7 +50,7 @@ def _row(files: StudyFiles) -> StudyRow:
         outcome = load_outcome(files)
         trials = len(read_trials(files))
         failure = read_failure(files)
-        # What the machine prevented can be resumed as it is.
+        # A study that the machine stopped can be resumed as it is.
         failed = failure is not None and failure.exit_code != MachineError.exit_code
         state = "failed" if failed else "unfinished"
         if outcome is not None:

@@ -34,9 +34,9 @@ from autotune.profile.store import Store, look_here
 from autotune.report.document import FittingTable
 from autotune.space.formatting import count, model_name
 
-# ``autotune submit matrix.yaml``: each cell becomes a job, in the queue that its target names, unless it has been.
+# ``autotune submit matrix.yaml``: each cell becomes a job in the queue that its target names, unless it was one before.
 
-#: Jobs in one call of the daemon, which takes no call of any size.
+#: Jobs per call of the daemon, which limits the size of a call.
 _AT_ONCE = 20
 
 
@@ -51,22 +51,22 @@ def submit_matrix(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Submit the cells of a matrix, and say of each what has become of it.
+    """Submit the cells of a matrix, and print what has become of each.
 
     Args:
         root: the context of `autotune` itself.
-        to, given: queue and options where the file says nothing else.
+        to, given: queue and options that apply unless the file overrides them.
 
     Raises:
         UsageError: the file is no matrix; nothing is submitted.
-        AutotuneError: a queue refuses, or does not answer. What was submitted before stays, and the same command
+        AutotuneError: a queue refuses, or does not answer. Jobs submitted before that stay, and the same command
             submits the rest.
     """
-    _, asked = cells_of(path, root, to=to, given=given)
+    _, cells = cells_of(path, root, to=to, given=given)
     files = find_daemon(state_dir)
-    jobs = _jobs(files, must_answer=not dry_run and any(one.to == "daemon" for one in asked))
-    # Slurm is asked first: the profiles of its jobs that have ended are then in force.
-    plans = planned(asked, jobs, Store(files.profiles).all(), look_here(), again=again)
+    jobs = _jobs(files, must_answer=not dry_run and any(cell.to == "daemon" for cell in cells))
+    # Slurm has been queried by now, so that the profiles of its ended jobs are in force.
+    plans = planned(cells, jobs, Store(files.profiles).all(), look_here(), again=again)
     names: dict[str, str] = {}
     fault = None
     if not dry_run:
@@ -75,44 +75,44 @@ def submit_matrix(
         except AutotuneError as error:
             fault = error
     if as_json and fault is None:
-        cells = [_as_json(plan, names.get(plan.study or "")) for plan in plans]
-        print_json({"schema_version": SCHEMA_VERSION, "cells": cells})
+        rows = [_as_json(plan, names.get(plan.study or "")) for plan in plans]
+        print_json({"schema_version": SCHEMA_VERSION, "cells": rows})
         return
     if fault is not None:
         if names:
-            before = f"{count(len(names), 'job')} had been submitted before; the same command submits the rest."
-            fault.advice = f"{before} {fault.advice or ''}".rstrip()
+            submitted = f"{count(len(names), 'job')} had been submitted before; the same command submits the rest."
+            fault.advice = f"{submitted} {fault.advice or ''}".rstrip()
         raise fault
     _print(plans, names, dry_run=dry_run)
 
 
 def _jobs(files: DaemonFiles, *, must_answer: bool) -> list[JobRow]:
-    """Return the jobs of both queues. Without a daemon there are none of its own, unless it ``must_answer``."""
-    found: list[JobRow] = []
+    """Return the jobs of both queues. If there is no daemon, its jobs are left out, unless it ``must_answer``."""
+    jobs: list[JobRow] = []
     try:
-        found += Client(files).rows()
+        jobs += Client(files).rows()
     except DaemonUnreachableError:
         if must_answer:
             raise
-    seen = SlurmQueue(files).look()
-    for trouble in seen.troubles:
+    listing = SlurmQueue(files).look()
+    for trouble in listing.troubles:
         typer.echo(f"autotune: {trouble}", err=True)
-    return [*found, *(job.row for job in seen.jobs)]
+    return [*jobs, *(job.row for job in listing.jobs)]
 
 
 def _submit(files: DaemonFiles, plans: Sequence[Plan], names: dict[str, str]) -> None:
-    """Submit the cells that are to be queued; add what their jobs are called, by study, as they are accepted."""
-    ours = [_request(plan) for plan in plans if plan.study is not None and plan.asked.to == "daemon"]
-    theirs = [plan for plan in plans if plan.study is not None and plan.asked.to != "daemon"]
-    if theirs:
+    """Submit the cells to queue; add the names of their jobs to ``names``, by study, as they are accepted."""
+    requests = [_request(plan) for plan in plans if plan.study is not None and plan.asked.to == "daemon"]
+    slurm_plans = [plan for plan in plans if plan.study is not None and plan.asked.to != "daemon"]
+    if slurm_plans:
         require_sbatch()
-    for sentence in unchecked_workloads([*ours, *map(_request, theirs)]):
+    for sentence in unchecked_workloads([*requests, *map(_request, slurm_plans)]):
         typer.echo(f"autotune: {sentence}", err=True)
-    for at in range(0, len(ours), _AT_ONCE):
-        for job in Client(files).submit(*ours[at : at + _AT_ONCE]):
+    for start in range(0, len(requests), _AT_ONCE):
+        for job in Client(files).submit(*requests[start : start + _AT_ONCE]):
             names[job.request.spec.name] = str(job.id)
     queue = SlurmQueue(files)
-    for plan in theirs:
+    for plan in slurm_plans:
         note = queue.submit(_request(plan), plan.asked.allocation)
         names[note.row.study] = note.name
 
@@ -219,9 +219,16 @@ def command(
         raise UsageError("this folder is not there any more", advice="change to one that is.") from None
     matrix = None if file is not None else matrix_named(ctx.args, ctx.parent)
     if matrix is not None:
-        given = [*typed_words(ctx), *(word for word in ctx.args if word != matrix)]
+        typed_options = [*typed_words(ctx), *(word for word in ctx.args if word != matrix)]
         submit_matrix(
-            Path(matrix), ctx.parent, to, given, state_dir=state_dir, again=again, dry_run=dry_run, as_json=as_json
+            Path(matrix),
+            ctx.parent,
+            to,
+            typed_options,
+            state_dir=state_dir,
+            again=again,
+            dry_run=dry_run,
+            as_json=as_json,
         )
         return
     if dry_run:
@@ -230,29 +237,29 @@ def command(
         raise UsageError("--again is for a matrix", advice="without it, what is submitted twice is searched twice.")
     if file is not None:
         # Options on the command line are defaults for all jobs of the file.
-        given = [*typed_words(ctx), *ctx.args]
-        jobs_asked = []
+        typed_options = [*typed_words(ctx), *ctx.args]
+        requested = []
         for number, words in enumerate(read_jobs(file, repeatable_options(ctx.parent)), 1):
             with error_prefix(f"{file}, job {number}"):
-                jobs_asked.append(parsed_request(ctx.parent, to, [*given, *words]))
+                requested.append(parsed_request(ctx.parent, to, [*typed_options, *words]))
     else:
-        jobs_asked = [request_of(ctx, to, ctx.args)]
+        requested = [request_of(ctx, to, ctx.args)]
     if to == "slurm":
-        submit_to_slurm(state_dir, jobs_asked, as_json=as_json)
+        submit_to_slurm(state_dir, requested, as_json=as_json)
         return
-    requests = [request for request, _ in jobs_asked]
-    asked = client(state_dir)
-    # Where no daemon runs, nothing is imported.
-    asked.status()
+    requests = [request for request, _ in requested]
+    daemon = client(state_dir)
+    # Fail before importing any workload if no daemon is running.
+    daemon.status()
     for sentence in unchecked_workloads(requests):
         typer.echo(f"autotune: {sentence}", err=True)
-    jobs = asked.submit(*requests)
+    jobs = daemon.submit(*requests)
     if as_json:
         rows = [{"id": job.id, "study": job.request.spec.name, "state": job.state.value} for job in jobs]
         print_json({"schema_version": SCHEMA_VERSION, "jobs": rows})
         return
     for job in jobs:
-        waits = asked.waits_for(job.id)
+        waits = daemon.waits_for(job.id)
         typer.echo(f"job {job.id}: {job.request.spec.name}{'' if waits is None else f'; it waits: {waits}'}")
-    one = f"`autotune jobs show {jobs[0].id}` says more, `autotune jobs wait {jobs[0].id}` waits for its end."
-    typer.echo(one if len(jobs) == 1 else "`autotune jobs` lists them.")
+    hint = f"`autotune jobs show {jobs[0].id}` says more, `autotune jobs wait {jobs[0].id}` waits for its end."
+    typer.echo(hint if len(jobs) == 1 else "`autotune jobs` lists them.")

@@ -40,18 +40,18 @@ if TYPE_CHECKING:
     from autotune.training.short_training import TrainingRate
     from autotune.training.whole_training import EpochRow, TrainingProgress, TrainingWatcher, WholeTraining
 
-# ``autotune train --epochs``: what it prints while it trains, and at the end.
+# ``autotune train --epochs``: what it prints during training, and at the end.
 
-#: Seconds between two lines of progress where they stay.
+#: Seconds between two lines of progress that stay on screen.
 LINES_S = 30.0
 _WIDTH = 100
 
 
 class Lines:
-    """Prints a training's progress on stderr: one line that is written anew, or now and then a line that stays.
+    """Prints a training's progress on stderr: one line that is rewritten, or an occasional line that stays.
 
     Args:
-        promised_per_s: the rate that the profile promises; ``None`` if it does not hold for what is trained.
+        promised_per_s: the rate that the profile promises; ``None`` if it does not apply to this training.
         live: stderr is a terminal.
     """
 
@@ -65,7 +65,7 @@ class Lines:
         self._line(f"{sentence}.")
 
     def begins(self, mark: str, steps: int) -> None:
-        """Nothing: `says` tells where it goes on."""
+        """Do nothing: `says` reports where the training resumes."""
 
     def progress(self, progress: TrainingProgress) -> None:
         now = time.monotonic()
@@ -94,15 +94,15 @@ class Lines:
         step = f"step {now.step}" if now.epoch_steps is None else f"step {now.step} of {now.epoch_steps}"
         parts = [f"epoch {now.epoch} of {now.epochs}", step, f"loss {now.loss:.4g}", f"lr {now.learning_rate:.3g}"]
         if now.samples_per_s is not None:
-            of = f" ({now.samples_per_s / self._promised_per_s:.2f} of the promise)" if self._promised_per_s else ""
-            parts.append(f"{rate_text(now.samples_per_s)} samples/s{of}")
+            share = f" ({now.samples_per_s / self._promised_per_s:.2f} of the promise)" if self._promised_per_s else ""
+            parts.append(f"{rate_text(now.samples_per_s)} samples/s{share}")
         if now.left_s is not None:
             parts.append(f"{seconds_text(now.left_s)} left")
         return ", ".join(parts)
 
 
 def epoch_line(row: EpochRow) -> str:
-    """Return one epoch in one line."""
+    """Return an epoch as one line."""
     parts = [f"epoch {row.epoch}", f"step {row.steps}", f"loss {_number(row.loss)}", f"lr {row.learning_rate:.3g}"]
     parts += [f"{name} {_number(value)}" for name, value in row.metrics.items()]
     if row.samples_per_s is not None:
@@ -113,10 +113,10 @@ def epoch_line(row: EpochRow) -> str:
 
 
 class Tracked:
-    """Tells experiment trackers of a training.
+    """Reports a training to experiment trackers.
 
     Args:
-        profile: of the configuration that is trained. folder: of the checkpoints. say: called with what fails.
+        profile: the profile trained with. folder: the checkpoints' folder. say: called with what fails.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Tracked:
         self._tracking = Tracking(trackers, self._run, say)
 
     def says(self, sentence: str) -> None:
-        """Nothing: it is for the user."""
+        """Do nothing: the sentence is for the user."""
 
     def begins(self, mark: str, steps: int) -> None:
         self._mark, self._steps = mark, steps
@@ -144,12 +144,12 @@ class Tracked:
         )
 
     def evaluates(self, epoch: int) -> None:
-        """Nothing: its metrics come with the epoch's end."""
+        """Do nothing: the metrics come with the end of the epoch."""
 
     def epoch_ends(self, row: EpochRow) -> None:
         of_epoch = {"loss": row.loss, "samples_per_second": row.samples_per_s, "energy_j": row.energy_j}
-        named = {f"epoch/{name}": value for name, value in of_epoch.items()}
-        self._tracking.log(row.steps, {"epoch": row.epoch, **named, **row.metrics})
+        metrics = {f"epoch/{name}": value for name, value in of_epoch.items()}
+        self._tracking.log(row.steps, {"epoch": row.epoch, **metrics, **row.metrics})
 
     def end(self, *, failed: bool) -> None:
         """End the run in the trackers."""
@@ -157,7 +157,7 @@ class Tracked:
 
     def _run(self) -> TrackedRun:
         profile = self._profile
-        told: dict[str, str | float] = {
+        origin: dict[str, str | float] = {
             "promised_samples_per_second": profile.gives.samples_per_second,
             "study": profile.provenance.study,
         }
@@ -165,14 +165,14 @@ class Tracked:
             project=profile.workload.name,
             name=f"train-{profile.workload.name}",
             key=self._mark,
-            parameters={**profile.configuration, **told, "seed": profile.conditions.seed},
+            parameters={**profile.configuration, **origin, "seed": profile.conditions.seed},
             folder=self._folder,
             from_step=self._steps,
         )
 
 
 class All:
-    """Tells several watchers, in order."""
+    """Forwards events to several watchers, in order."""
 
     def __init__(self, watchers: Sequence[TrainingWatcher]) -> None:
         self._watchers = watchers
@@ -202,7 +202,7 @@ class All:
 def tracked(
     trackers: Sequence[type[Tracker]], profile: Profile, folder: Path, say: Callable[[str], None]
 ) -> Iterator[Tracked]:
-    """Yield a watcher that tells trackers of a training, and end its run with the block."""
+    """Yield a watcher that reports a training to trackers; their run ends with the block."""
     watcher = Tracked(trackers, profile, folder, say)
     try:
         yield watcher
@@ -213,18 +213,18 @@ def tracked(
 
 
 def energy_counter(cards: Sequence[str]) -> Callable[[], float | None]:
-    """Return a counter of joules: of the cards with these UUIDs, or without a card of the processor."""
+    """Return a counter of joules: of the cards with these UUIDs or, if there are none, of the processor."""
     counters = [CardWatch(uuid).energy_j for uuid in cards] or [Rapl().energy_j]
 
     def energy_j() -> float | None:
-        known = [joules for counter in counters if (joules := counter()) is not None]
-        return sum(known) if len(known) == len(counters) else None
+        readings = [joules for counter in counters if (joules := counter()) is not None]
+        return sum(readings) if len(readings) == len(counters) else None
 
     return energy_j
 
 
 def default_folder(profile: Path) -> Path:
-    """Return where the checkpoints of a training with this profile land by default."""
+    """Return the default folder for the checkpoints of a training with this profile."""
     return profile.with_name(f"{profile.stem}-checkpoints")
 
 
@@ -240,7 +240,7 @@ def print_whole(done: WholeTraining, name: str, profile: Profile, *, comparable:
         print_json(_as_json(done, name, profile, ratio))
         return
     if not (sys.stderr.isatty() and sys.stdout.isatty()) or done.resumed_at is not None:
-        # A terminal has them already.
+        # A terminal shows them already.
         for row in done.rows:
             typer.echo(epoch_line(row))
     energy = "not known: no counter can be read" if done.energy_j is None else _joules(done.energy_j)
@@ -288,9 +288,9 @@ def _joules(joules: float) -> str:
     return f"{joules / 1000:.3g} kJ" if joules >= 1000 else f"{joules:.3g} J"
 
 
-# ``autotune train``: train with a profile, some steps or whole epochs, and compare the rate with the promised one.
+# ``autotune train``: train with a profile, for some steps or whole epochs, and compare the rate with the promised one.
 
-#: What to do if a rank was killed.
+#: Advice if a rank was killed.
 AGAIN = "the same command goes on from the newest checkpoint, if one was written."
 
 
@@ -334,7 +334,7 @@ def train(
     ranks = read_profile.conditions.ranks
     _refuse_torchrun(ranks)
     for name in RANK_VARIABLES:
-        # It trains alone, or starts its ranks itself, whatever has started it.
+        # It trains alone, or starts its ranks itself, regardless of what started it.
         os.environ.pop(name, None)
     # The allocator reads these variables when torch is imported, which happens below.
     os.environ.update(environment(read_profile.configuration))
@@ -345,39 +345,39 @@ def train(
     chosen = model_of(read_profile, option("model").value(model))
     args = option("arg").value(arg) or read_profile.workload.args
     ref = find_workload(chosen, args)
-    kind = data or read_profile.conditions.data
-    found = _data(kind)
+    data_kind = data or read_profile.conditions.data
+    data_ref = _data(data_kind)
     if read_profile.conditions.epoch_samples is None:
-        found = found.model_copy(update={"epoch_samples": None})
+        data_ref = data_ref.model_copy(update={"epoch_samples": None})
     with without_threads() if ranks > 1 else contextlib.nullcontext():
         from autotune.training.applied import Applied
         from autotune.training.short_training import train as train_steps
         from autotune.training.whole_training import Checkpoints, TrainingSurroundings, train_epochs
 
-    # What is trained is compared by itself: it need not be the profile's own file. There will be as many ranks.
+    # The workload is compared separately, as it need not be the profile's own file. The ranks will match.
     differences = [row for row in Applied(read_profile).differences() if row[0] not in (CODE, "ranks")]
-    other = unlike(read_profile, ref, chosen, args)
-    for sentence in warnings_for([*differences, *other]):
+    workload_differences = unlike(read_profile, ref, chosen, args)
+    for sentence in warnings_for([*differences, *workload_differences]):
         typer.echo(f"warning: {sentence}", err=True)
-    # The promise covers no other training.
-    same = not other
+    # The promise does not cover any other training.
+    same = not workload_differences
     if epochs is None:
 
         def short() -> TrainingRate:
             with _workloads_own_errors(ref.name):
-                return train_steps(Applied(read_profile), ref, found, steps=steps, on_step=partial(_say, steps))
+                return train_steps(Applied(read_profile), ref, data_ref, steps=steps, on_step=partial(_say, steps))
 
         _print_short(in_each_rank(ranks, short, each_ends=False), ref.name, read_profile, same=same, as_json=as_json)
         return
-    if found.kind == "folder" and found.path is not None:
-        # A training is not to go on with other files than it began with.
-        found = found.model_copy(update={"identity": data_sets.tree(Path(found.path)).identity})
+    if data_ref.kind == "folder" and data_ref.path is not None:
+        # A training must not resume with other files than it began with.
+        data_ref = data_ref.model_copy(update={"identity": data_sets.tree(Path(data_ref.path)).identity})
     promised = read_profile.gives.samples_per_second if same else None
     folder = (checkpoints or default_folder(profile)).expanduser().absolute()
     lines, mark = Lines(promised, live=sys.stderr.isatty()), uuid.uuid4().hex
-    kept = Checkpoints(folder, lines.says)
-    with stop_signals() as stop, kept.held():
-        newest = kept.newest()
+    store = Checkpoints(folder, lines.says)
+    with stop_signals() as stop, store.held():
+        newest = store.newest()
 
         def whole() -> WholeTraining:
             first = own_rank().number == 0
@@ -393,7 +393,14 @@ def train(
                 )
                 applied = Applied(read_profile)
                 return train_epochs(
-                    applied, ref, found, epochs=epochs, checkpoints=kept, newest=newest, every_s=every_s, around=around
+                    applied,
+                    ref,
+                    data_ref,
+                    epochs=epochs,
+                    checkpoints=store,
+                    newest=newest,
+                    every_s=every_s,
+                    around=around,
                 )
 
         done = in_each_rank(ranks, whole, each_ends=True, advice=AGAIN)
@@ -401,7 +408,7 @@ def train(
 
 
 def _refuse_together(ctx: typer.Context, epochs: int | None) -> None:
-    """Refuse options that say nothing beside the others.
+    """Refuse combinations of options that make no sense.
 
     Raises:
         UsageError: there is one.
@@ -415,10 +422,10 @@ def _refuse_together(ctx: typer.Context, epochs: int | None) -> None:
 
 
 def _refuse_torchrun(ranks: int) -> None:
-    """Refuse to start the ranks of a profile in each rank of a launcher.
+    """Refuse to start a profile's ranks inside each rank of a launcher.
 
     Raises:
-        UsageError: ``torchrun`` has started this process.
+        UsageError: ``torchrun`` started this process.
     """
     if ranks > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
         raise UsageError(
@@ -429,10 +436,10 @@ def _refuse_torchrun(ranks: int) -> None:
 
 @contextlib.contextmanager
 def _workloads_own_errors(name: str) -> Iterator[None]:
-    """Tell whose fault an error is: the workload's code runs in this process.
+    """Attribute errors to the workload, whose code runs in this process.
 
     Raises:
-        WorkloadError: it raised something that is no `AutotuneError`.
+        WorkloadError: it raised something other than an `AutotuneError`.
     """
     try:
         yield
@@ -448,8 +455,8 @@ def _workloads_own_errors(name: str) -> Iterator[None]:
 def _say(steps: int, step: int, rate: float | None) -> None:
     ending = "\r" if sys.stderr.isatty() else "\n"
     shown = "warming up" if rate is None else f"{rate:.1f} samples/s"
-    of = f"of {steps}" if step <= steps else "(until the rate settles)"
-    typer.echo(f"step {step} {of}, {shown}      {ending}", err=True, nl=False)
+    total = f"of {steps}" if step <= steps else "(until the rate settles)"
+    typer.echo(f"step {step} {total}, {shown}      {ending}", err=True, nl=False)
 
 
 def _print_short(reached: TrainingRate, name: str, profile: Profile, *, same: bool, as_json: bool) -> None:
@@ -500,8 +507,8 @@ def _print(reached: TrainingRate, profile: Profile, incomparable: str | None) ->
         if incomparable == reached.unsettled:
             typer.echo(f"          a larger --steps (such as {4 * reached.steps}) trains longer.")
         return
-    where = "below" if rate < low else "above" if rate > high else "within"
-    typer.echo(f"ratio     {ratio:.3f}, {where} the promised interval")
+    position = "below" if rate < low else "above" if rate > high else "within"
+    typer.echo(f"ratio     {ratio:.3f}, {position} the promised interval")
 
 
 def _data(kind: str) -> DataRef:

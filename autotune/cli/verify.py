@@ -52,27 +52,32 @@ def command(
     promised = read(profile)
     typed: dict[str, Any] = {"map": flags, "output_flag": output_flag, "scratch": scratch}
     typed |= {"rate": rate, "rate_file": rate_file, "samples_per_step": samples_per_step}
-    typed, own = with_script(typed, words or (), script)
+    typed, script_words = with_script(typed, words or (), script)
     spec = request_for(
         promised,
         model=option("model").value(model),
-        command=CommandRef(words=tuple(own), folder=os.getcwd()) if own else None,
-        of_script={str(one.field): one.value(typed[one.name]) for one in map(option, typed)},
+        command=CommandRef(words=tuple(script_words), folder=os.getcwd()) if script_words else None,
+        of_script={
+            str(search_option.field): search_option.value(typed[search_option.name])
+            for search_option in map(option, typed)
+        },
         args=option("arg").value(arg),
         data=data and option("data").value(data),
         budget_s=option("budget").value(budget),
         allow_busy=allow_busy,
     )
     with stop_signals() as stop, tempfile.TemporaryDirectory(prefix="autotune-verify-") as folder:
-        kept = recheck(promised, spec, environment(stop), Path(folder), at_least=at_least, any_code=bool(own or model))
-    verdict = kept.verdict(at_least)
+        result = recheck(
+            promised, spec, environment(stop), Path(folder), at_least=at_least, any_code=bool(script_words or model)
+        )
+    verdict = result.verdict(at_least)
     if verdict is not False:
-        for sentence in warnings_for(kept.differences):
+        for sentence in warnings_for(result.differences):
             typer.echo(f"warning: {sentence}", err=True)
     if as_json:
-        print_json(_as_json(promised, kept, at_least, verdict))
+        print_json(_as_json(promised, result, at_least, verdict))
     else:
-        for name, line in _lines(promised, kept, at_least, verdict):
+        for name, line in _lines(promised, result, at_least, verdict):
             typer.echo(f"{name:<9} {line}")
     if verdict is not True:
         raise typer.Exit(BROKEN if verdict is False else NoVerdictError.exit_code)
@@ -80,10 +85,10 @@ def command(
 
 def _lines(promised: Profile, kept: Recheck, at_least: float, verdict: bool | None) -> list[tuple[str, str]]:
     gives = promised.gives
-    then = f"{rate_text(gives.samples_per_second, gives.ci95)} {promised.unit}"
+    promise = f"{rate_text(gives.samples_per_second, gives.ci95)} {promised.unit}"
     if kept.speedup is not None and gives.speedup is not None and gives.speedup_ci95 is not None:
-        then = f"{_speedup((gives.speedup, *gives.speedup_ci95))} the baseline, {then}"
-    lines = [("promised", then)]
+        promise = f"{_speedup((gives.speedup, *gives.speedup_ci95))} the baseline, {promise}"
+    lines = [("promised", promise)]
     if kept.rate is not None:
         unit = promised.unit
         now = f"{_rate(kept.rate)} {unit}, {count(kept.launches, 'launch', 'launches')}"
@@ -101,20 +106,20 @@ def _lines(promised: Profile, kept: Recheck, at_least: float, verdict: bool | No
 
 def _judgement(kept: Recheck, at_least: float, verdict: bool | None) -> str:
     assert kept.ratio is not None
-    part = f"{ratio_text(kept.ratio[0])} of what was promised (95 %: {interval_text(kept.ratio[1:])})"
-    wanted = f"at least {ratio_text(at_least * kept.sureness)} is wanted"
+    ratio = f"{ratio_text(kept.ratio[0])} of what was promised (95 %: {interval_text(kept.ratio[1:])})"
+    required = f"at least {ratio_text(at_least * kept.sureness)} is wanted"
     if kept.sureness < 1:
-        wanted += f" ({ratio_text(at_least)} of the promised interval's low end)"
+        required += f" ({ratio_text(at_least)} of the promised interval's low end)"
     if verdict is None:
         more = "The launches scatter too much to say; a longer --budget, or a quieter machine, may."
-        return f"{part}, {wanted}. {more}"
+        return f"{ratio}, {required}. {more}"
     if kept.another:
-        return f"what was launched is not what was promised. It gives {part}."
+        return f"what was launched is not what was promised. It gives {ratio}."
     if verdict is False and kept.rate_ratio is not None and kept.too_slow(at_least):
         now = f"{ratio_text(kept.rate_ratio[0])} of the promised rate (95 %: {interval_text(kept.rate_ratio[1:])})"
-        least = f"with the scatter from day to day, at least {ratio_text(at_least * (1 - kept.slack))} is wanted"
-        return f"{now}, {least}. The speedup is {part}."
-    return f"{part}, {wanted}."
+        minimum = f"with the scatter from day to day, at least {ratio_text(at_least * (1 - kept.slack))} is wanted"
+        return f"{now}, {minimum}. The speedup is {ratio}."
+    return f"{ratio}, {required}."
 
 
 def _rate(rate: Rate) -> str:

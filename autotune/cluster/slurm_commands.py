@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from autotune.base.errors import MachineError, UsageError
 from autotune.base.records import JobState
 
-#: Slurm's own limit for an answer of its controller is 10 s by default (MessageTimeout), and its commands try again.
+#: Slurm's own timeout for its controller is 10 s by default (MessageTimeout), and its commands retry.
 LIMIT_S = 60.0
-#: Base states of squeue(1) and sacct(1). What is not listed here is on its way into, or out of, an allocation.
+#: Base states of squeue(1) and sacct(1). In any other state, a job is entering or leaving an allocation.
 _STATES = {
     "PENDING": JobState.QUEUED,
     "REQUEUED": JobState.QUEUED,
@@ -33,21 +33,21 @@ _STATES = {
     "REVOKED": JobState.FAILED,
     "TIMEOUT": JobState.FAILED,
 }
-#: Reasons of a pending job that only a person removes.
+#: Reasons of a pending job that only a person can remove.
 _HELD = ("JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue")
-#: What a command says if it is not the job that is wrong, but the way to the controller.
+#: Messages of a command that mean the controller cannot be reached, rather than that the job is wrong.
 _SILENT = ("Unable to contact", "Socket timed out", "Connection refused", "Connection timed out", "Communication")
 
 
 @dataclass(frozen=True)
 class SlurmView:
-    """What Slurm says of a job.
+    """What Slurm reports about a job.
 
     Attributes:
         word: Slurm's own word for its state.
         reason: why it is in this state; empty if Slurm gives no reason.
-        node: where it runs or has run last; empty if it has not.
-        began: when it has begun, or is expected to begin, in the controller's local time; empty if that is not known.
+        node: where it runs or last ran; empty if it has not run.
+        began: when it began or is expected to begin, in the controller's local time; empty if unknown.
     """
 
     state: JobState
@@ -58,7 +58,7 @@ class SlurmView:
 
 
 def require_sbatch() -> None:
-    """Raise if this is no machine from which jobs are submitted.
+    """Raise an error if jobs cannot be submitted from this machine.
 
     Raises:
         MachineError: there is no sbatch.
@@ -71,12 +71,12 @@ def require_sbatch() -> None:
 
 
 def squeue() -> dict[int, SlurmView]:
-    """Return what Slurm says of this user's jobs, by number: those that wait or run, and those that ended lately.
+    """Return what Slurm reports about this user's jobs, by number: waiting, running and recently ended ones.
 
     Raises:
         MachineError: Slurm does not answer.
     """
-    # The reason comes last: it is a text of its own, and may hold the separator.
+    # The reason comes last, because it is free text that may contain the separator.
     text = _output("squeue", "--me", "--noheader", "--states=all", "--format=%A|%T|%N|%S|%r")
     rows = [line.split("|", 4) for line in text.splitlines()]
     return {int(row[0]): _seen(*row[1:]) for row in rows if len(row) == 5 and row[0].isdigit()}
@@ -88,13 +88,13 @@ def _seen(word: str, node: str, began: str, reason: str) -> SlurmView:
 
 
 def sacct(numbers: Iterable[int]) -> dict[int, SlurmView]:
-    """Return what Slurm's accounting says of jobs that its controller has forgotten, as it does after some minutes.
+    """Return what Slurm's accounting reports about jobs that its controller has forgotten, as it does after minutes.
 
     Raises:
         MachineError: there is no accounting, or it does not answer.
     """
-    asked = f"--jobs={','.join(map(str, numbers))}"
-    text = _output("sacct", "--noheader", "--parsable2", "--allocations", "--format=JobIDRaw,State,NodeList", asked)
+    selection = f"--jobs={','.join(map(str, numbers))}"
+    text = _output("sacct", "--noheader", "--parsable2", "--allocations", "--format=JobIDRaw,State,NodeList", selection)
     rows = [line.split("|") for line in text.splitlines()]
     # "CANCELLED by 1000"
     words = {int(row[0]): (row[1].split()[0], row[2]) for row in rows if len(row) == 3 and row[0].isdigit() and row[1]}
@@ -102,7 +102,7 @@ def sacct(numbers: Iterable[int]) -> dict[int, SlurmView]:
 
 
 def is_running(number: int) -> bool:
-    """Return whether Slurm lets a job run on: it was neither cancelled nor requeued, and its time is not over."""
+    """Return whether Slurm lets a job run on: it is neither cancelled nor requeued, and its time is not up."""
     return _output("squeue", "--noheader", f"--jobs={number}", "--format=%T").strip() == "RUNNING"
 
 
@@ -117,24 +117,24 @@ def scancel(number: int) -> None:
 
 
 def complaint(text: str) -> UsageError | MachineError:
-    """Return what a command of Slurm's has written to stderr as an error: of the job, or of the way to Slurm."""
+    """Convert what a Slurm command wrote to stderr to an error, of the job or of the connection to Slurm."""
     lines = [line.partition("error: ")[2].strip().rstrip(".") for line in text.splitlines() if "error: " in line]
-    told = (
+    reason = (
         "; ".join(dict.fromkeys(line for line in lines if line)) or " ".join(text.split())[-200:] or "no reason given"
     )
-    if any(part in told for part in _SILENT):
+    if any(part in reason for part in _SILENT):
         return MachineError(
-            f"Slurm does not answer: {told}",
+            f"Slurm does not answer: {reason}",
             advice="`scontrol ping` shows whether its controller is up; try again then.",
         )
     return UsageError(
-        f"Slurm refuses: {told}", advice="`sinfo` lists partitions, `scontrol show job ID` says more of a job."
+        f"Slurm refuses: {reason}", advice="`sinfo` lists partitions, `scontrol show job ID` says more of a job."
     )
 
 
 def _output(*words: str) -> str:
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             words,
             capture_output=True,
             text=True,
@@ -149,6 +149,6 @@ def _output(*words: str) -> str:
         ) from error
     except subprocess.TimeoutExpired:
         raise MachineError(f"Slurm does not answer: {words[0]} took longer than {LIMIT_S:.0f} s") from None
-    if done.returncode:
-        raise complaint(done.stderr)
-    return done.stdout
+    if process.returncode:
+        raise complaint(process.stderr)
+    return process.stdout

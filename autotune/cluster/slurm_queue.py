@@ -27,20 +27,20 @@ from autotune.search.request import check_request
 from autotune.space.formatting import standing_text
 from autotune.study.loop import read_failure
 
-# What a job asks Slurm for, and how submitit is told.
+# What a job requests from Slurm, and how that is passed to submitit.
 
-#: Seconds before the end of a job's time at which it is told. A launch ends within a second, a script within six.
+#: Seconds before its time limit at which a job is warned. A launch ends within a second, a script within six.
 WARNED_S = 90
-#: A job with less time could spend all of it on starting.
+#: Shortest time limit: a job with less could spend all of it on starting.
 LEAST_S = 300
-#: Beside its budget a search makes data, waits for a quiet device, and proves what it has found.
+#: Time beyond its budget in which a search makes data, waits for a quiet device, and proves what it has found.
 _BESIDE_S = 1800
 _KEY = re.compile(r"[a-z][a-z0-9-]*")
-#: Options of sbatch on which the way of a job through the queue depends.
+#: Options of sbatch that determine how a job passes through the queue.
 _OURS = frozenset(
     {"array", "error", "job-name", "no-requeue", "ntasks", "nodes", "open-mode", "output", "requeue", "signal", "wrap"}
 )
-#: Options of sbatch for which `autotune submit` has its own.
+#: Options of sbatch for which `autotune submit` has options of its own.
 _NAMED = {
     "account": "--account",
     "cpus-per-task": "--cpus",
@@ -54,12 +54,12 @@ _NAMED = {
 
 @dataclass(frozen=True)
 class Allocation:
-    """What a job asks Slurm for. What is ``None`` is left to the cluster's defaults.
+    """What a job requests from Slurm. ``None`` leaves it to the cluster's defaults.
 
     Attributes:
-        time_s: how long one run of the job may take; a search that needs more goes on in the next.
-        more: further options of sbatch, without dashes; ``True`` for one without a value.
-        environment: variables of the search, on top of those that sbatch takes along.
+        time_s: time limit of one run of the job; a search that needs longer continues in the next run.
+        more: further options of sbatch, without dashes; ``True`` for an option without a value.
+        environment: variables of the search, in addition to those that sbatch passes on.
     """
 
     partition: str | None = None
@@ -73,12 +73,12 @@ class Allocation:
     environment: dict[str, str] = field(default_factory=dict)
 
     def parameters(self, budget_s: float) -> dict[str, object]:
-        """Return the parameters of submitit's executor, but for the job's name.
+        """Return the parameters of submitit's executor, except the job's name.
 
         Args:
-            budget_s: of the search.
+            budget_s: the search's budget.
         """
-        asked = {
+        options = {
             "partition": self.partition,
             "gres": self.gres,
             "cpus_per_task": self.cpus,
@@ -87,10 +87,10 @@ class Allocation:
             "qos": self.qos,
         }
         return {
-            **{name: value for name, value in asked.items() if value is not None},
+            **{name: value for name, value in options.items() if value is not None},
             "time": math.ceil(self._time_s(budget_s) / 60),
             "stderr_to_stdout": True,
-            # srun kills its step as soon as it is signalled itself, so a job that is requeued could not stop cleanly.
+            # srun kills its step as soon as it receives a signal, so a job that is requeued could not stop cleanly.
             "use_srun": False,
             "additional_parameters": {
                 "requeue": True,
@@ -100,8 +100,8 @@ class Allocation:
         }
 
     def restarts(self, budget_s: float) -> int:
-        """Return how often a job may run out of time. More than a search can use: each run has at least one minute of
-        its own, and those that are preempted do not count."""
+        """Return how often a job may run out of time. A search cannot use that many: each run has at least one minute
+        to itself, and preempted runs do not count."""
         return math.ceil(2 * (budget_s + _BESIDE_S) / (self._time_s(budget_s) - WARNED_S)) + 1
 
     def _time_s(self, budget_s: float) -> float:
@@ -120,7 +120,7 @@ def allocation(
     sbatch: Iterable[str],
     environment: Mapping[str, str],
 ) -> Allocation:
-    """Return what the options of a command line ask for.
+    """Return the allocation that command-line options describe.
 
     Raises:
         UsageError: a value is invalid.
@@ -147,7 +147,7 @@ def allocation(
 
 
 def _more(words: Iterable[str]) -> dict[str, str | bool]:
-    found: dict[str, str | bool] = {}
+    options: dict[str, str | bool] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not _KEY.fullmatch(key) or (equals and not value):
@@ -161,31 +161,31 @@ def _more(words: Iterable[str]) -> dict[str, str | bool]:
             )
         if key in _NAMED:
             raise UsageError(f"--sbatch {key} has an option of its own", advice=f"write {_NAMED[key]}.")
-        if key in found:
+        if key in options:
             raise UsageError(f"--sbatch gives {key} twice")
         if equals:
             _check_value(f"--sbatch {key}", value)
-        found[key] = value if equals else True
-    return found
+        options[key] = value if equals else True
+    return options
 
 
 def _check_value(flag: str, text: str | None) -> None:
-    """Refuse what would not stay on its line in the batch script."""
+    """Refuse a value that would not stay on its line in the batch script."""
     if text is not None and (not text or not text.isprintable() or text != text.strip()):
         raise UsageError(f"{flag} cannot be {text[:60]!r}")
 
 
-# This user's searches in Slurm's queue: submitted by submitit, noted in the state folder, asked for at Slurm.
+# This user's searches in Slurm's queue: submitted by submitit, noted in the state folder, queried from Slurm.
 #
-# Slurm forgets a job some minutes after its end, unless it keeps accounts. So a note of each job stays where it was
-# submitted, and what became of its search is read from its study.
+# Without accounting, Slurm forgets a job some minutes after its end. So a note of each job is kept where the job was
+# submitted, and the outcome of its search is read from its study.
 
-#: What the number of a job of Slurm's begins with, where the daemon's jobs have numbers of their own.
+#: Prefix of a Slurm job's number, which distinguishes it from the daemon's jobs, which are numbered separately.
 PREFIX = "slurm:"
 
 
 class SlurmRow(JobRow):
-    """A job of Slurm's in a list. Its device is the node."""
+    """A Slurm job in a list. Its device is the node."""
 
     queue: Literal["slurm"] = "slurm"
 
@@ -198,15 +198,15 @@ class SlurmJob(Record):
     """A note of a job in Slurm's queue.
 
     Attributes:
-        id: Slurm's number of it.
+        id: Slurm's number for it.
         study: absolute path of the study's folder.
         model: name of the workload.
         log: absolute path of what its processes write.
-        submitted: ISO 8601, for display. ended: when its end was noticed here; such a job is not asked for again.
+        submitted: ISO 8601, for display. ended: when its end was noticed here; it is not queried again after that.
         state: the last known one.
-        node: where it runs, or has run last. began: when its run has begun, in the controller's local time.
+        node: where it runs or last ran. began: when its run began, in the controller's local time.
         why: why it is in its state, or the summary of its result.
-        exit_code: of a failed search, if it has told.
+        exit_code: of a failed search, if it has reported one.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -224,7 +224,7 @@ class SlurmJob(Record):
 
     @property
     def name(self) -> str:
-        """How commands call it."""
+        """Its name in commands."""
         return self.row.name
 
     @property
@@ -245,10 +245,10 @@ class SlurmJob(Record):
 
 @dataclass(frozen=True)
 class SlurmLook:
-    """All jobs, the oldest first, and sentences on what could not be seen.
+    """All jobs, oldest first, and sentences on what could not be read.
 
     Attributes:
-        silent: why Slurm was not to be asked; states are then the last known ones.
+        silent: why Slurm did not answer; states are then the last known ones.
     """
 
     jobs: tuple[SlurmJob, ...]
@@ -259,34 +259,34 @@ class SlurmLook:
 class SlurmQueue:
     """The jobs that were put into Slurm's queue with one state folder. No daemon is needed.
 
-    Several processes may use it: Slurm decides, and a note only repeats what it has said.
+    Several processes may use it: Slurm is authoritative, and a note only repeats what Slurm has reported.
     """
 
     def __init__(self, files: DaemonFiles) -> None:
         self._files = files
 
     def submit(self, request: JobRequest, asked: Allocation) -> SlurmJob:
-        """Make the study of a search, and put the search into Slurm's queue.
+        """Create the study of a search, and put the search into Slurm's queue.
 
         Args:
-            request: of which the search, its name and the folder of studies are used.
+            request: its search, name and folder of studies are used.
 
         Raises:
-            UsageError: the study cannot be made, or Slurm refuses the job. There is no study then.
-            MachineError: submitit or sbatch is not there, or Slurm does not answer.
+            UsageError: the study cannot be created, or Slurm refuses the job. No study is left then.
+            MachineError: submitit or sbatch is missing, or Slurm does not answer.
         """
         require_sbatch()
         submitit = _submitit()
         files, spec = new_study(request.spec, check_request(request.spec), Path(request.studies_dir))
         run = StudyRun(str(files.folder), {STATE_DIR: str(self._files.state), **asked.environment})
         try:
-            # submitit's folder has the job's environment in it, and notes have paths.
+            # submitit's folder contains the job's environment, and notes contain paths.
             for folder in (self._files.slurm, files.slurm):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             executor = submitit.SlurmExecutor(
                 files.slurm,
                 max_num_timeout=asked.restarts(spec.budget_s),
-                # Slurm warns the batch script's own process only. So this has to be it.
+                # Slurm warns only the batch script's own process, so Python has to be that process.
                 python=f"exec {shlex.quote(sys.executable)}",
             )
             executor.update_parameters(job_name=f"autotune-{files.name}", **asked.parameters(spec.budget_s))
@@ -313,22 +313,22 @@ class SlurmQueue:
         return next(self._files.slurm.glob("*.json"), None) is None
 
     def look(self) -> SlurmLook:
-        """Ask Slurm once for all jobs that have not ended, note what it says, and keep the profiles of those that have
-        ended since."""
+        """Query Slurm once for all jobs that have not ended, note what it reports, and keep the profiles of those that
+        have ended since."""
         notes, troubles = self._notes()
-        going = [note.id for note in notes if note.state not in ENDED or note.ended is None]
-        if not going:
+        unsettled = [note.id for note in notes if note.state not in ENDED or note.ended is None]
+        if not unsettled:
             return SlurmLook(tuple(notes), tuple(troubles))
         try:
-            seen = squeue()
+            views = squeue()
         except AutotuneError as error:
             return SlurmLook(tuple(notes), (*troubles, str(error)), silent=str(error))
-        forgotten = [number for number in going if number not in seen]
+        forgotten = [number for number in unsettled if number not in views]
         if forgotten:
-            # Without accounts, the study alone tells what became of the job.
+            # Without accounting, only the study shows what became of the job.
             with contextlib.suppress(AutotuneError):
-                seen = {**sacct(forgotten), **seen}
-        jobs = [self._seen(note, seen.get(note.id)) if note.id in going else note for note in notes]
+                views = {**sacct(forgotten), **views}
+        jobs = [self._seen(note, views.get(note.id)) if note.id in unsettled else note for note in notes]
         return SlurmLook(tuple(jobs), tuple(troubles))
 
     def job(self, number: int) -> SlurmJob:
@@ -338,13 +338,13 @@ class SlurmQueue:
             UnknownNameError: it was not submitted from here.
             MachineError: Slurm does not answer.
         """
-        found = self.look()
-        known = {job.id: job for job in found.jobs}
-        if number not in known:
-            raise UnknownNameError("job", f"{PREFIX}{number}", [job.name for job in found.jobs])
-        job = known[number]
-        if job.ended is None and found.silent is not None:
-            raise MachineError(found.silent, advice=f"it was {job.state.value} when it was last seen.")
+        look = self.look()
+        jobs = {job.id: job for job in look.jobs}
+        if number not in jobs:
+            raise UnknownNameError("job", f"{PREFIX}{number}", [job.name for job in look.jobs])
+        job = jobs[number]
+        if job.ended is None and look.silent is not None:
+            raise MachineError(look.silent, advice=f"it was {job.state.value} when it was last seen.")
         return job
 
     def cancel(self, number: int) -> SlurmJob:
@@ -370,34 +370,34 @@ class SlurmQueue:
         return sorted(notes, key=lambda note: note.id), troubles
 
     def _seen(self, note: SlurmJob, seen: SlurmView | None) -> SlurmJob:
-        """Return a job with what Slurm says of it, or has forgotten."""
+        """Return a job, updated by Slurm's view of it, or by its study if Slurm has forgotten it."""
         if seen is not None and seen.state not in ENDED:
             changes = {"state": seen.state, "node": seen.node, "began": seen.began, "why": seen.reason or None}
         else:
             changes = self._ended(note, seen)
-        found = note.model_copy(update=changes)
-        if found != note:
-            self._write(found)
-        return found
+        updated = note.model_copy(update=changes)
+        if updated != note:
+            self._write(updated)
+        return updated
 
     def _ended(self, note: SlurmJob, seen: SlurmView | None) -> dict[str, Any]:
         files = StudyFiles(Path(note.study))
         outcome = None
         with contextlib.suppress(MachineError):
             outcome = load_outcome(files)
-        ended = {"ended": timestamp(), "node": note.node if seen is None else seen.node}
+        end_fields = {"ended": timestamp(), "node": note.node if seen is None else seen.node}
         if outcome is not None:
             code = NoVerdictError.exit_code if outcome.found is Finding.OPEN else 0
-            return {**ended, "state": JobState.DONE, "why": self._kept(files, outcome), "exit_code": code}
+            return {**end_fields, "state": JobState.DONE, "why": self._kept(files, outcome), "exit_code": code}
         if seen is not None and seen.state is JobState.DONE and files.folder.exists():
-            # A shared file system may show the node's files some seconds later, so the job is asked for again.
+            # A shared file system may show the node's files some seconds later, so the job is queried again.
             return {"state": JobState.DONE, "why": f"its outcome is not to be seen in {files.folder} yet"}
         if seen is not None and seen.state is JobState.CANCELLED:
-            return {**ended, "state": JobState.CANCELLED, "why": None}
+            return {**end_fields, "state": JobState.CANCELLED, "why": None}
         failure = read_failure(files)
         why = "Slurm has forgotten it" if seen is None else f"Slurm says {seen.word}"
         return {
-            **ended,
+            **end_fields,
             "state": JobState.FAILED,
             "why": f"{why}; its study is not finished" if failure is None else failure.message,
             "exit_code": None if failure is None else failure.exit_code,
@@ -411,7 +411,7 @@ class SlurmQueue:
             if profile is None:
                 return f"no verdict: {outcome.because}"
             if profile.behind_store is None and outcome.evidence is None:
-                # If the node has not kept it there itself: it was measured on another machine.
+                # Unless the node has kept it there already. It was measured on another machine.
                 Store(self._files.profiles).keep(profile, foreign_to=look_here())
         except AutotuneError as error:
             return f"{text}; its profile is not kept here: {error}"

@@ -1,7 +1,7 @@
-"""What a job in Slurm's queue does, on its node: it goes on with its study, as often as Slurm starts the job.
+"""What a job in Slurm's queue does on its node: it continues its study each time Slurm starts the job.
 
-submitit calls it in the batch script's own process. Slurm tells that process beforehand when the job's time is up, by
-SIGUSR2; it signals every process of the job when the job is requeued, preempted or cancelled, by SIGTERM.
+submitit calls it in the batch script's own process. Slurm sends SIGUSR2 to that process shortly before the job's time
+is up, and SIGTERM to every process of the job when the job is requeued, preempted or cancelled.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from autotune.base.files import exclusive_lock
 from autotune.base.layout import StudyFiles
 from autotune.cluster.slurm_commands import is_running
 
-#: The signal that submitit asks Slurm for, and handles.
+#: The signal that submitit requests from Slurm, and handles.
 WARNING = signal.SIGUSR2
-#: All that asks a job to end.
+#: All signals that ask a job to end.
 _ENDING = (*SIGNALS, signal.SIGUSR1, WARNING)
 
 
 class StudyRun:
-    """`autotune resume` of a study that `autotune submit --to slurm` has made. submitit pickles it.
+    """`autotune resume` of a study that `autotune submit --to slurm` has created. submitit pickles it.
 
     Args:
         study: absolute path of the study's folder, which every node sees.
-        environment: of the search, on top of the job's own.
+        environment: variables of the search, in addition to the job's own.
     """
 
     def __init__(self, study: str, environment: Mapping[str, str]) -> None:
@@ -40,9 +40,9 @@ class StudyRun:
     def __call__(self) -> None:
         """Run the search to its end, and exit with its exit code if it has no answer.
 
-        If a signal has ended it and Slurm does not start the job again by itself, the job is requeued, by submitit.
+        If a signal has ended it and Slurm does not restart the job by itself, submitit requeues the job.
         """
-        # A node that Slurm has given up may still be at work on the study.
+        # A node that Slurm has given up on may still be working on the study.
         with exclusive_lock(StudyFiles(Path(self.study)).lock, wait=True):
             pass
         requeue: Any = signal.getsignal(WARNING)
@@ -53,20 +53,20 @@ class StudyRun:
             sys.exit(code if code > 0 else 128 - code)
 
     def checkpoint(self) -> Any:
-        """Return what submitit is to call when the job is started again: the same, since all that is known is in the
-        study."""
+        """Return what submitit is to call when the job is restarted: this same call, since the study holds all
+        progress."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
 
     def _search(self) -> int:
-        """Run the search; ask it to end if this process is asked. Return its exit code."""
+        """Run the search, and ask it to end if this process is asked to. Return its exit code."""
         stop: Callable[[], None] | None = None
-        asked = False
+        stop_requested = False
 
         def end(_number: int, _frame: object) -> None:
-            nonlocal asked
-            asked = True
+            nonlocal stop_requested
+            stop_requested = True
             if stop is not None:
                 stop()
 
@@ -78,12 +78,12 @@ class StudyRun:
             stdin=subprocess.DEVNULL,
         )
         stop = search.terminate
-        if asked:
+        if stop_requested:
             stop()
         return search.wait()
 
     def _goes_on(self) -> bool:
-        """Return whether Slurm lets the job run on, so that it ends for good unless it is requeued."""
+        """Return whether Slurm lets the job run on, in which case it ends for good unless it is requeued."""
         try:
             return is_running(int(os.environ["SLURM_JOB_ID"]))
         except AutotuneError:

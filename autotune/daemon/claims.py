@@ -1,4 +1,4 @@
-"""Devices that are claimed, and the processes that hold them."""
+"""Claims on devices, and the child processes that hold them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ import psutil
 #
 # A claim is an advisory lock (flock(2)) on a file in a folder that every user can write, by default ``/tmp``. The
 # kernel releases it when the last process that holds it ends: the daemon, and the job's process, which inherits it,
-# because a job outlives a daemon that is killed. The files are empty, stay, and belong to whoever came first.
+# because a job outlives a daemon that is killed. The files are empty, are never removed, and belong to their creator.
 
 #: The lock of the processor. A job on it holds the lock alone; jobs on cards, which need cores too, share it.
 _PROCESSOR = "cpu"
-#: How often to open a file that others make or remove at the same moment.
+#: Attempts to open a file that others create or remove at the same moment.
 _ATTEMPTS = 5
 
 
@@ -76,17 +76,17 @@ class Claims:
         """Return the descriptors of a device's locks.
 
         Raises:
-            Unclaimed: one of them cannot be had.
+            Unclaimed: one of them cannot be acquired.
         """
         if self._folder is None:
             return ()
         with contextlib.ExitStack() as undo:
-            found = []
+            descriptors = []
             for name, how in _locks(device):
-                found.append(_lock(self._folder / f"autotune-{name}.lock", how, alone=name == device))
-                undo.callback(os.close, found[-1])
+                descriptors.append(_lock(self._folder / f"autotune-{name}.lock", how, alone=name == device))
+                undo.callback(os.close, descriptors[-1])
             undo.pop_all()
-            return tuple(found)
+            return tuple(descriptors)
 
 
 def _locks(device: str) -> Iterator[tuple[str, int]]:
@@ -110,7 +110,7 @@ def _lock(path: Path, how: int, *, alone: bool) -> int:
             fcntl.flock(descriptor, how | fcntl.LOCK_NB)
             # A lock on a file that was removed meanwhile is a lock that nobody else sees.
             if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                # Cleaners of temporary files spare what is recent.
+                # Cleaners of temporary files spare recent ones.
                 with contextlib.suppress(OSError):
                     os.utime(descriptor)
                 return descriptor
@@ -128,13 +128,13 @@ def _lock(path: Path, how: int, *, alone: bool) -> int:
 
 
 def _open(path: Path) -> int:
-    """Open a lock's file, and make it first if it does not exist.
+    """Open a lock's file, creating it if it does not exist.
 
     Raises:
-        FileExistsError: it was made at the same moment.
-        OSError: it cannot be opened, or is no regular file.
+        FileExistsError: another process created it at the same moment.
+        OSError: it cannot be opened, or is not a regular file.
     """
-    # No link is followed, and no pipe waited for: any user of the machine can put something there.
+    # Follow no link and wait for no pipe: any user of the machine can put one there.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(path, flags)

@@ -30,8 +30,8 @@ from autotune.machine.gpu import Gpu, NvmlUnavailable, visible
 CPU = "cpu"
 #: Placeholder name for GPUs that the driver has not listed yet.
 UNCOUNTED = "gpu"
-#: A device that is busy so soon after a job of ours was on it is so because of that job, unless others are seen there.
-#: The devices are read at least this often.
+#: A device that is busy within this time after one of our jobs used it is busy because of that job, unless other
+#: processes are seen there. The devices are read at least this often.
 SETTLE_S = 20.0
 _MIB = 2**20
 #: Inode of the initial pid namespace (PROC_PID_INIT_INO in the kernel). The driver reports pids of this namespace.
@@ -67,7 +67,7 @@ class Devices(Protocol):
         ...
 
     def foreign(self, reading: Reading, ours: frozenset[int]) -> frozenset[int]:
-        """Return the GPU processes that are not in ``ours``, as far as they can be told apart."""
+        """Return the GPU processes that are not in ``ours``, as far as they can be distinguished."""
         ...
 
 
@@ -76,8 +76,8 @@ class RealDevices:
 
     Args:
         cards: queries the driver.
-        host_pids: whether this process sees the same pids as the driver, which is not the case in a container; ``None``
-            detects it.
+        host_pids: whether this process sees the same pids as the driver, which it does not in a container; ``None`` to
+            detect it.
     """
 
     def __init__(
@@ -117,18 +117,18 @@ class RealDevices:
                 Reading(UNCOUNTED, "GPU", reason, known=False)
             ]
         split = {card.uuid for card in cards if card.instances}
-        # A process can use one instance of a card that is split, so each instance is a device of its own.
-        found = [self._read_card(device) for card in cards for device in (card.instances or (card,))]
-        if found:
-            # A card that has been split is its instances now, and instances come and go.
+        # A process can use only one instance of a card that is split, so each instance is a device of its own.
+        readings = [self._read_card(device) for card in cards for device in (card.instances or (card,))]
+        if readings:
+            # A card that has been split is replaced by its instances, and instances come and go.
             self._known = {u: m for u, m in self._known.items() if not u.startswith("MIG-") and u not in split}
-        gone = self._known.keys() - {reading.name for reading in found}
-        self._known |= {reading.name: reading.model for reading in found}
+        gone = self._known.keys() - {reading.name for reading in readings}
+        self._known |= {reading.name: reading.model for reading in readings}
         missing = "the driver does not list it any more"
-        return found + [Reading(uuid, self._known[uuid], missing, known=False) for uuid in sorted(gone)]
+        return readings + [Reading(uuid, self._known[uuid], missing, known=False) for uuid in sorted(gone)]
 
     def _read_card(self, card: Gpu) -> Reading:
-        """Describe a card, or a MIG instance, of which the driver never tells how busy it is."""
+        """Describe a card, or a MIG instance, whose utilization the driver never reports."""
         processes = None if card.processes is None else frozenset(card.processes)
         used, busy = card.memory_used_bytes, card.utilization_percent
         trouble = None
@@ -137,10 +137,10 @@ class RealDevices:
         if card.mig:
             trouble = "it is split by MIG, and has no instance that may be used here"
         elif processes is None or used is None or (busy is None and card.profile is None):
-            what = (
+            unknown = (
                 "who is on it" if processes is None else "how much memory is used" if used is None else "how busy it is"
             )
-            trouble, known = f"the driver does not tell {what}", False
+            trouble, known = f"the driver does not tell {unknown}", False
         elif processes:
             trouble = f"process {', '.join(map(str, sorted(processes)))} is on it"
         elif used > self._settings.memory_bytes:
@@ -168,9 +168,9 @@ class DeviceState:
         idle: no process other than the daemon's own jobs uses the device.
         since: when ``idle`` last changed, in seconds of the clock.
         foreign: processes on the device that do not belong to the job running there.
-        taken: a job of ours ran on it when it was read.
-        ours: processes of the last job of ours there.
-        ours_until: until when a job of ours was there, in seconds of the clock, to the accuracy of the readings.
+        taken: one of our jobs ran on it when it was read.
+        ours: processes of our last job there.
+        ours_until: when one of our jobs was last there, in seconds of the clock, to the accuracy of the readings.
     """
 
     reading: Reading
@@ -217,19 +217,19 @@ class Board:
                 processes may start or end meanwhile.
         """
         self.reads += 1
-        before_it = ours()
+        pids_before = ours()
         readings = self.devices.read()
-        after_it = ours()
+        pids_after = ours()
         now = self.clock.now()
         for reading in readings:
-            known = before_it.get(reading.name, frozenset()), after_it.get(reading.name, frozenset())
-            taken = reading.name in before_it or reading.name in after_it
-            both = frozenset[int]() if None in known else frozenset().union(*(k for k in known if k is not None))
-            foreign = self.devices.foreign(reading, both) if taken and None not in known else frozenset()
+            own_pids = pids_before.get(reading.name, frozenset()), pids_after.get(reading.name, frozenset())
+            taken = reading.name in pids_before or reading.name in pids_after
+            both = frozenset[int]() if None in own_pids else frozenset().union(*(k for k in own_pids if k is not None))
+            foreign = self.devices.foreign(reading, both) if taken and None not in own_pids else frozenset()
             idle = not foreign and reading.known if taken else reading.trouble is None
             before = self.states.get(reading.name)
             last, until = (before.ours, before.ours_until) if before is not None else (both, None)
-            # What is read for the first time after a job is of a span in which the job still ran.
+            # The first reading after a job covers a span in which the job still ran.
             if taken or (before is not None and before.taken):
                 until = now
             if before is None or not (before.idle == idle or self._settles(until, last, reading, taken=taken)):
@@ -238,17 +238,17 @@ class Board:
                 since = before.since
             self.states[reading.name] = DeviceState(reading, idle, since, foreign, taken, both or last, until)
         # The placeholder is dropped once the driver answers, and so is a card that has been split since.
-        there = {reading.name for reading in readings} | before_it.keys() | after_it.keys()
-        self.states = {name: state for name, state in self.states.items() if name in there}
+        names = {reading.name for reading in readings} | pids_before.keys() | pids_after.keys()
+        self.states = {name: state for name, state in self.states.items() if name in names}
 
     def _settles(self, until: float | None, ours: frozenset[int], reading: Reading, *, taken: bool) -> bool:
-        """Return whether a device is busy, or idle again, only because a job of ours has just left it.
+        """Return whether a device is busy, or idle again, only because one of our jobs has just left it.
 
-        The driver reports the memory and the use of a process for some time after its end, and the kernel the seconds
-        of the whole span since the last reading.
+        The driver reports the memory and utilization of a process for some time after its end, and the kernel reports
+        CPU time for the whole span since the last reading.
 
         Args:
-            until: until when a job of ours was on the device. ours: its processes.
+            until: when one of our jobs was last on the device. ours: processes of that job.
         """
         if taken or until is None or self.clock.now() - until > SETTLE_S:
             return False
@@ -270,7 +270,7 @@ class Board:
 
         Args:
             taken: the running jobs, by device.
-            allow_busy: the job starts although others use the device, and although it was not idle for long enough.
+            allow_busy: the job may start even if others use the device or it has not been idle for long enough.
         """
         state = self.states[name]
         if name in taken:
@@ -280,7 +280,7 @@ class Board:
             return "a search on the processor shares it with nobody"
         trouble = self.trouble(name, allow_busy=allow_busy)
         if trouble is not None:
-            # What makes it busy may be a job of another daemon, and that says more.
+            # The device may be busy with a job of another daemon, which is the more helpful reason.
             return self.claims.obstacle(name) or trouble
         idle_s = self.clock.now() - state.since
         if idle_s < self.quiet_s and not allow_busy:
@@ -289,21 +289,21 @@ class Board:
 
     def fits(self, name: str, job: Job) -> bool:
         """Return whether a job can run on a device, whatever the device's state."""
-        spec, asked, reading = job.request.spec, job.request.gpu, self.states[name].reading
+        spec, wanted_gpu, reading = job.request.spec, job.request.gpu, self.states[name].reading
         if job.placed is not None:
             return name == job.placed
         wants_cpu = spec.device == CPU or job.request.replay is not None
         if name == CPU:
-            return wants_cpu or (spec.device == "auto" and asked == "any" and not self._has_cards())
+            return wants_cpu or (spec.device == "auto" and wanted_gpu == "any" and not self._has_cards())
         if wants_cpu:
             return False
-        _, _, named = spec.device.partition(":")
-        if named and named.lower() != name.lower():
+        _, _, uuid = spec.device.partition(":")
+        if uuid and uuid.lower() != name.lower():
             return False
-        return asked == "any" or asked.lower() == name.lower() or asked.lower() in reading.model.lower()
+        return wanted_gpu == "any" or wanted_gpu.lower() == name.lower() or wanted_gpu.lower() in reading.model.lower()
 
     def _has_cards(self) -> bool:
-        # Of a driver that does not answer, the states hold the placeholder or the cards it has listed.
+        # If the driver does not answer, the states hold the placeholder or the cards that it listed before.
         return any(name != CPU for name in self.states)
 
 
@@ -367,9 +367,9 @@ class Dispatcher:
         self._end = end
         #: Time before which a job is not started again, by job id.
         self._backoff_until: dict[int, float] = {}
-        #: How often in a row a job's process could not be started, which says nothing of its runs.
+        #: How often in a row a job's process could not be started, which says nothing about its runs.
         self._deferred: Counter[int] = Counter()
-        #: Job ids with the quiet devices and those free for ``--allow-busy``, of which none fits the job.
+        #: Jobs that fit no device: id, quiet devices, and devices free for ``--allow-busy``.
         self._unfit: set[tuple[int, tuple[str, ...], tuple[str, ...]]] = set()
         #: The devices that existed when ``_unfit`` was filled.
         self._unfit_among: set[str] = set()
@@ -398,7 +398,7 @@ class Dispatcher:
             device = next((name for name in names if self.board.fits(name, job)), None)
             if device is not None:
                 return job, device
-            # Remembered, so that a queue of ten thousand jobs is not read every second.
+            # Remembered, so that a queue of ten thousand jobs is not reread every second.
             self._unfit.add((number, quiet, free))
         return None
 
@@ -479,8 +479,8 @@ class Dispatcher:
     def back_off(self, number: int, faults: int) -> None:
         """Delay the next start of a failed job, exponentially in the number of faults.
 
-        Up to the same time again is added at random: jobs of two daemons that have disturbed each other would else
-        meet again.
+        A random delay of up to the same length is added: jobs of two daemons that have disturbed each other would
+        otherwise meet again.
         """
         wait_s = min(BACKOFF_S * 2 ** (faults - 1), MAX_BACKOFF_S)
         self.delay(number, wait_s * (1 + self._jitter()))
@@ -514,8 +514,8 @@ class Dispatcher:
             return "the devices have not been looked at yet"
         fitting = [name for name in self.board.states if self.board.fits(name, job)]
         if not fitting:
-            _, _, named = request.spec.device.partition(":")
-            wanted = job.placed or (request.gpu if request.gpu != "any" else named or "card")
+            _, _, uuid = request.spec.device.partition(":")
+            wanted = job.placed or (request.gpu if request.gpu != "any" else uuid or "card")
             return f"there is no {wanted} here that it could run on"
         busy = request.spec.allow_busy
         obstacles = [self.board.obstacle(name, taken, allow_busy=busy) for name in fitting]

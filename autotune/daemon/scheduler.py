@@ -1,4 +1,4 @@
-"""The scheduler and what its steps need."""
+"""The scheduler, and the runs that it manages."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Runs:
         return number in self._runs
 
     def begun(self, number: int) -> None:
-        """Enter a run that has just started."""
+        """Record a run that has just started."""
         self._runs[number] = _Run(saved=self._clock.now())
 
     def ended(self, number: int) -> None:
@@ -84,7 +84,7 @@ class Runs:
         self._runs.pop(number, None)
 
     def unsaved_s(self, number: int) -> float:
-        """Seconds that a run has taken since its job's record was last written."""
+        """Return the seconds that a run has taken since its job's record was last written."""
         run = self._runs.get(number)
         return self._clock.now() - run.saved if run else 0.0
 
@@ -104,10 +104,10 @@ class Runs:
                 self._runner.terminate(number)
 
     def check(self, job: Job) -> None:
-        """Stop a job's run if it must stop, and write its running time down from time to time.
+        """Stop a job's run if it must stop, and record its running time from time to time.
 
         Raises:
-            MachineError: the queue cannot be written; the run is stopped all the same.
+            MachineError: the queue cannot be written; the run is stopped nevertheless.
         """
         run, status, now = self._runs[job.id], job.status, self._clock.now()
         assert isinstance(status, Running)
@@ -162,7 +162,7 @@ _T = TypeVar("_T")
 READ_RUNNING_S = 1.0
 READ_WAITING_S = 5.0
 READ_IDLE_S = 15.0
-#: A list of jobs says why the first of them wait. A queue may hold ten thousand.
+#: Number of queued jobs for which a list says why they wait. A queue may hold ten thousand.
 EXPLAINED = 100
 #: After a failed step, such as a write to the queue, no job is started for this time.
 RETRY_S = 5.0
@@ -309,10 +309,10 @@ class Scheduler:
         if self.stopping or self._clock.now() < self._retry_at:
             return
         tried: set[str] = set()
-        while (found := self._dispatcher.next(self.taken(), tried)) is not None:
+        while (candidate := self._dispatcher.next(self.taken(), tried)) is not None:
             if not has_room(self.queue.files.folder, ROOM_BYTES):
                 raise MachineError(f"the disk of {self.queue.files.folder} is full", advice="free some space.")
-            job, device = found
+            job, device = candidate
             if self._dispatcher.start(job, device):
                 self._runs.begun(job.id)
             tried.add(device)
@@ -464,15 +464,15 @@ class Scheduler:
         if not isinstance(job.status, Running):
             return
         self.board.claims.release(job.status.device)
-        found = next_state(job, ended, self._boot_id, stopping=self.stopping)
-        if found.backoff:
-            self._dispatcher.back_off(job.id, found.faults)
-        elif job.status.then is not None and isinstance(found.status, Queued):
+        settled = next_state(job, ended, self._boot_id, stopping=self.stopping)
+        if settled.backoff:
+            self._dispatcher.back_off(job.id, settled.faults)
+        elif job.status.then is not None and isinstance(settled.status, Queued):
             # A random delay keeps two daemons that preempt each other from restarting at the same time.
             self._dispatcher.delay(job.id, self._settings.quiet_s * self._jitter())
         spent_s += job.spent_s
-        self._end(job, found.status, states=(JobState.RUNNING,), spent_s=spent_s, faults=found.faults)
-        self.ended_runs[found.status.state] += 1
+        self._end(job, settled.status, states=(JobState.RUNNING,), spent_s=spent_s, faults=settled.faults)
+        self.ended_runs[settled.status.state] += 1
 
     def _end(self, job: Job, to: Status, states: tuple[JobState, ...] | None = None, **changes: object) -> Job:
         """Move a job to a state that ends it, or ends its current run."""

@@ -1,4 +1,4 @@
-"""The daemon as a whole: settings, metrics, systemd, and what it looks after."""
+"""The daemon as a whole: settings, metrics, systemd, and the upkeep of profiles."""
 
 from __future__ import annotations
 
@@ -85,10 +85,10 @@ class Upkeep:
             self._start_checks()
 
     def _start_checks(self) -> None:
-        alike: dict[tuple[str, str], list[Job]] = {}
+        groups: dict[tuple[str, str], list[Job]] = {}
         for job in self._queue.kept_fresh():
-            alike.setdefault((job.request.python, job.placed or "cpu"), []).append(job)
-        for (python, device), jobs in alike.items():
+            groups.setdefault((job.request.python, job.placed or "cpu"), []).append(job)
+        for (python, device), jobs in groups.items():
             output = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the process has ended)
             command = [python, "-P", "-m", "autotune.daemon.stale_check", str(self._profiles), device]
             try:
@@ -111,21 +111,21 @@ class Upkeep:
         except ValueError:
             stale = {}
         if exit_code != 0:
-            # An older autotune in the job's own interpreter, for one, does not know this check.
+            # For example, an older autotune in the job's own interpreter does not have this check.
             log.warning("cannot look whether profiles still hold: the check ended with exit code %d", exit_code)
         # Only the latest job of each slot is submitted again.
         latest = {job.status.slot: job for job in jobs if isinstance(job.status, Done) and job.status.slot}
         for slot, job in latest.items():
-            found = stale.get(slot)
-            if not found or not found["rows"]:
+            entry = stale.get(slot)
+            if not entry or not entry["rows"]:
                 continue
-            rows = found["rows"]
-            again = rematch(job, slot, found["baseline"], rows)
-            if self._queue.is_known(again.spec.mark):
+            rows = entry["rows"]
+            request = rematch(job, slot, entry["baseline"], rows)
+            if self._queue.is_known(request.spec.mark):
                 continue
-            taken = self._submit(again)
-            changes = "; ".join(f"{what} was {then}, is {now}" for what, then, now in rows)
-            log.info("the profile %s holds no longer (%s): job %d searches again", slot, changes, taken.id)
+            submitted = self._submit(request)
+            changes = "; ".join(f"{condition} was {before}, is {now}" for condition, before, now in rows)
+            log.info("the profile %s holds no longer (%s): job %d searches again", slot, changes, submitted.id)
 
 
 def rematch(job: Job, slot: str, baseline: dict[str, str], rows: list[list[str]]) -> JobRequest:
@@ -288,12 +288,12 @@ class _Daemon:
         self._ends_at: float | None = None
 
     def serve(self, wakeup: int) -> None:
-        """Answer calls and tick until the daemon is stopped and its runs have ended."""
+        """Reply to calls and tick until the daemon is stopped and its runs have ended."""
         self._server.wake_on(wakeup)
         self._guarded(self._write_address)
         self._systemd.notify("READY=1")
         log.info("the daemon runs, process %d", os.getpid())
-        # It asks all the time, and may not end while a driver hangs: closed with the process.
+        # The daemon queries NVML all the time, and its end must not wait for a hanging driver: the process closes it.
         nvml.keep_open()
         try:
             ticked = -TICK_S

@@ -22,14 +22,14 @@ def main(arguments: list[str]) -> int:
     store = Store(Path(arguments[0]))
     on_cpu = arguments[1] == "cpu"
     here = look_here(uuid=None if on_cpu else arguments[1])
-    found = {}
-    for kept in store.all():
-        if kept.profile.conditions.device.startswith("cuda") == on_cpu:
+    report = {}
+    for entry in store.all():
+        if entry.profile.conditions.device.startswith("cuda") == on_cpu:
             continue
-        rows = stale_rows(kept.profile, here)
-        store.note(kept.name, tuple(rows))
-        found[kept.name] = {"rows": rows, "baseline": rematch_baseline(kept.profile)}
-    print(json.dumps(found))  # noqa: T201
+        rows = stale_rows(entry.profile, here)
+        store.note(entry.name, tuple(rows))
+        report[entry.name] = {"rows": rows, "baseline": rematch_baseline(entry.profile)}
+    print(json.dumps(report))  # noqa: T201
     return 0
 
 

@@ -37,13 +37,13 @@ __all__ = ["STUDY_MARK", "Launcher", "ProcessLauncher", "end_survivors"]
 class Launcher(Protocol):
     """Runs one launch at a time.
 
-    `run` and `close` are called in one and the same thread, which lives longer than the launcher: children die with the
-    thread that started them (PR_SET_PDEATHSIG). There is one call at a time. `run` returns exactly one result per spec,
-    whatever the child does. An unfinished launch and all its processes are ended before `run` returns or raises.
+    `run` and `close` are called in the same thread, one call at a time. That thread outlives the launcher: children die
+    with the thread that started them (PR_SET_PDEATHSIG). `run` returns exactly one result per spec, whatever the child
+    does. An unfinished launch and all its processes are ended before `run` returns or raises.
 
     Raises:
         MachineError: no child can be started (no template, no folder, a full disk, a card that stays busy), or the
-            disk was full before the child could report. The configuration has not been judged then.
+            disk was full before the child could report. The configuration is not judged then.
     """
 
     def run(self, spec: TrialSpec, *, on_beat: Callable[[Beat], None], stop: Callable[[], bool]) -> TrialResult:
@@ -63,7 +63,7 @@ class ProcessLauncher:
         study_mark: unique to the study; set in the environment of all its processes.
         clock: does not count the time in which this process was stopped while a launch ran.
         cards: returns the driver's current view of the cards.
-        on_wait: called with one sentence when a launch has to wait before it can begin, or is slow to begin.
+        on_wait: called with a sentence when a launch has to wait before it can begin, or is slow to begin.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ProcessLauncher:
 
     @property
     def keeps(self) -> bool:
-        """Whether the script of an earlier launch trains on, for those that may follow it."""
+        """Whether the script of an earlier launch trains on, for launches that may follow it."""
         return self._template is not None and self._template.keeps
 
     def let_go(self) -> None:
@@ -109,7 +109,7 @@ class ProcessLauncher:
                 make_way(files.result)
                 write_atomic(files.result, result.model_dump_json())
                 return result
-            # What has gone wrong there says nothing of a launch of its own, whose start no limit was made for.
+            # What went wrong there says nothing about a separate launch, whose startup the limit does not allow for.
             spec = spec.model_copy(update={"limits": spec.limits.model_copy(update={"total_s": None})})
             files = open_folder(spec)
         self.let_go()
@@ -131,7 +131,7 @@ class ProcessLauncher:
             self._template = None
 
     def _lost(self) -> None:
-        # The template's children die with it, except those that have started a session of their own.
+        # The template's children die with it, except those in a session of their own.
         if self._template is not None:
             self._template.close()
             self._template = None
@@ -139,13 +139,13 @@ class ProcessLauncher:
 
     def _launch(self, spec: TrialSpec, files: LaunchFiles, watch: Watch, *, follows: bool = False) -> TrialResult:
         oom_kills = oom_kill_count()
-        began = self._clock.now()
+        began_s = self._clock.now()
         try:
             template = self._ready(spec)
-            ended = template.follow(files, watch) if follows else template.launch(files, watch)
+            exit_info = template.follow(files, watch) if follows else template.launch(files, watch)
             self._kept = spec if template.keeps else None
         except TemplateLost:
-            ended = Exit(-signal.SIGKILL)
+            exit_info = Exit(-signal.SIGKILL)
             self._lost()
         except BaseException:
             # The template has ended too; the next launch starts a new one.
@@ -153,16 +153,18 @@ class ProcessLauncher:
             raise
         finally:
             remove_leftovers(watch.pids)
-        # One that is kept has reported, and its processes go on.
-        ended = Exit(0) if ended is None else ended
-        self._quiet.stuck += ended.stuck
+        # A launch that is kept has reported, and its processes go on.
+        exit_info = Exit(0) if exit_info is None else exit_info
+        self._quiet.stuck += exit_info.stuck
         kernel_killed = oom_kills is not None and (oom_kill_count() or 0) > oom_kills
-        result = verdict(spec, files, ended.code, watch, kernel_killed=kernel_killed, shared_memory=ended.shared_memory)
+        result = verdict(
+            spec, files, exit_info.code, watch, kernel_killed=kernel_killed, shared_memory=exit_info.shared_memory
+        )
         if lacked_room(result, files):
             # The reported failure says nothing about the configuration, so a resumed study must not read it.
             files.result.unlink(missing_ok=True)
             raise MachineError(f"the disk of {files.folder} is full", advice=FREE_SOME_SPACE)
-        return result.model_copy(update={"began_s": began, "wall_s": self._clock.now() - began})
+        return result.model_copy(update={"began_s": began_s, "wall_s": self._clock.now() - began_s})
 
     def _ready(self, spec: TrialSpec) -> Template:
         # Settings read while a process is loaded (allocators, OMP, LD_PRELOAD) cannot be changed after a fork.
@@ -180,10 +182,10 @@ class ProcessLauncher:
 
 
 def _says_something(spec: TrialSpec, result: TrialResult) -> bool:
-    """Return whether a launch that took place in a script which another has started says something of its
-    configuration, or of the search. Anything else may be that script's doing, and is looked at again by itself."""
+    """Return whether a launch inside a script that another launch started says something about its configuration, or
+    about the search. Anything else may be the script's fault, and is tried again by itself."""
     if spec.heat is not None:
-        # Who has ended it is charged with it, and the others run again by themselves.
+        # The entrant that ended the heat is charged with that, and the others run again by themselves.
         return result.status is not TrialStatus.USER_ERROR
     if result.status is TrialStatus.TIMEOUT:
         return spec.limits.total_s is not None and result.wall_s >= spec.limits.total_s

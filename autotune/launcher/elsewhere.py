@@ -1,4 +1,4 @@
-"""Launches on other machines: what goes there and back, who runs them there, and who sends them from here."""
+"""Launches on other machines: what is sent there and back, what runs them there, and what sends them from here."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ from autotune.machine.host import fingerprint
 from autotune.workload.catalog import source_files, source_hash
 from autotune.workload.data import sets
 
-# What goes between a search and the workers that run its launches elsewhere: errands, and how they ended.
+# What a search and the workers that run its launches elsewhere exchange: errands, and how they ended.
 
 
 class WorkerFacts(Record):
-    """What a worker has of its machine.
+    """The part of its machine that a worker has.
 
     Attributes:
-        where: names it for people.
-        device: contract name, of which it has one. gpu: its description by NVML.
-        cores: to which its launches are pinned; empty: to none.
+        where: the machine's name, for people.
+        device: contract name of its only device. gpu: NVML's description of it.
+        cores: the cores to which its launches are pinned; empty: not pinned.
     """
 
     where: str
@@ -69,22 +69,22 @@ class WorkerFacts(Record):
 
     @property
     def place(self) -> dict[str, Any]:
-        """Its device, as fields of the specs of launches."""
+        """Its device, as fields of a launch's spec."""
         env = {} if self.gpu is None else {"CUDA_VISIBLE_DEVICES": self.gpu.uuid}
         return {"devices": (self.device,), "env": env, "cores": self.cores}
 
 
 class Errand(Record):
-    """A launch that a worker is to run for a search elsewhere. Made to be sent as JSON.
+    """A launch that a worker is to run for a search elsewhere. Can be sent as JSON.
 
     Attributes:
-        name: unique among all that the search sends: a launch that is sent again has another one.
-        study: the study's folder there. What lies below it lies below the worker's own folder here.
-        spec: with the paths and the device of the machine of the search.
-        code: the workload's file and the modules beside it, by name relative to its folder; empty: they are not files,
-            or the training is a command, whose script is seen from here under the same name.
+        name: unique among all errands of the search: a launch that is sent again gets a new one.
+        study: the study's folder on the search's machine. Its contents are below the worker's own folder here.
+        spec: has the paths and the device of the search's machine.
+        code: the workload's file and the modules beside it, by path relative to its folder; empty if they are not
+            files, or if the training is a command, whose script has the same path here.
         script: that script. script_sha256: its `autotune.workload.catalog.source_hash`.
-        before: the launch that makes what this one starts from; it is run first if it was not run here.
+        before: the launch that makes what this one starts from; run first if it has not been run here yet.
     """
 
     model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
@@ -99,10 +99,10 @@ class Errand(Record):
 
 
 class ErrandEnd(Record):
-    """How an errand ended: with a result, or with the error because of which this worker cannot run it.
+    """How an errand ended: with a result, or with the error that keeps this worker from running it.
 
     Attributes:
-        stdout, stderr: the ends of the launch's logs.
+        stdout, stderr: the tails of the launch's logs.
         error: one sentence. advice: what to change.
     """
 
@@ -116,30 +116,30 @@ class ErrandEnd(Record):
 
 # The worker's side of a search that launches elsewhere: runs its launches here, in a folder of its own.
 
-#: Of each log of a launch, the bytes at its end that are sent back.
+#: How many bytes at the end of each log of a launch are sent back.
 LOG_BYTES = 2**20
 
 
 @cache
 def own_code() -> str:
-    """Return which autotune this is: its version, and a hash of its modules, however they are installed."""
+    """Return what identifies this autotune: its version and a hash of its modules, however they are installed."""
     folder = Path(autotune.__file__).parent
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         name = path.relative_to(folder)
-        # In a wheel, the catalogs are in the package. A workload is compared by itself.
+        # In a wheel, the catalogs are part of the package. Workloads are compared separately.
         if name.parts[0] != "_catalog":
-            found.update(f"{name}\0".encode() + path.read_bytes())
-    return f"{__version__}+{found.hexdigest()[:12]}"
+            digest.update(f"{name}\0".encode() + path.read_bytes())
+    return f"{__version__}+{digest.hexdigest()[:12]}"
 
 
 class Workplace:
     """Runs launches here for one search elsewhere, one at a time.
 
-    All calls are made in one and the same thread, as with a `Launcher`, whose launches end with that thread.
+    As with a `Launcher`, all calls must be made in the same thread: its launches end with that thread.
 
     Args:
-        folder: for everything that this search leaves here; removed by `close`.
+        folder: holds everything that this search leaves here; removed by `close`.
     """
 
     def __init__(self, folder: Path, facts: WorkerFacts, launcher: Launcher, clock: Clock) -> None:
@@ -147,13 +147,13 @@ class Workplace:
         self._folder = folder
         self._launcher = launcher
         self._clock = clock
-        #: The data that is here, by what was asked for.
+        #: The data here, by what was requested.
         self._data: dict[str, DataRef] = {}
-        #: Launches that have been run for those that start from what they make.
+        #: Launches already run here because others start from their output.
         self._made: set[str] = set()
 
     def run(self, errand: Errand, *, on_beat: Callable[[Beat], None], stop: Callable[[], bool]) -> ErrandEnd:
-        """Run an errand to its end. See `Launcher.run`. An error of this machine becomes the errand's end."""
+        """Run an errand to its end; see `Launcher.run`. An error of this machine is returned as the errand's end."""
         try:
             self._check_script(errand)
             code = self._written(errand)
@@ -171,7 +171,7 @@ class Workplace:
         return ErrandEnd(errand=errand.name, result=result, stdout=stdout, stderr=stderr)
 
     def close(self) -> None:
-        """End the launcher, and remove the folder. May be called twice."""
+        """Close the launcher and remove the folder. May be called twice."""
         self._launcher.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -187,13 +187,13 @@ class Workplace:
         spec = self._here(asked, Path(errand.study), code)
         ready_s = self._clock.now() - began_s
         result = self._launcher.run(spec, on_beat=on_beat, stop=stop)
-        # A budget does not count how long data takes to be made or read in advance.
+        # The time to generate the data or read it in advance does not count towards a budget.
         result = result.model_copy(update={"waited_s": result.waited_s + ready_s})
         if result.check is not None and asked.check is not None and asked.check.reference:
             self._made.add(asked.launch)
-        # What it says of its files is true of those that are sent back.
-        told = result.model_dump_json().replace(str(self._folder), errand.study)
-        return spec, TrialResult.model_validate_json(told)
+        # Paths in the result must refer to the files that are sent back.
+        text = result.model_dump_json().replace(str(self._folder), errand.study)
+        return spec, TrialResult.model_validate_json(text)
 
     def _here(self, spec: TrialSpec, study: Path, code: Path | None) -> TrialSpec:
         """Return a spec with the paths and the device of this machine."""
@@ -214,12 +214,12 @@ class Workplace:
         return spec.model_copy(update=changes)
 
     def _written(self, errand: Errand) -> Path | None:
-        """Write the code that came along; return the workload's file, or ``None`` if that is where it is there, which
-        may have files beside it that are no modules."""
+        """Write the errand's code, and return the workload's file; ``None`` if the same code is at the same path here,
+        where files that are not modules may be beside it."""
         path = errand.spec.workload.path
         if not errand.code or path is None or _is_here(Path(path), errand.code):
             return None
-        # The module has the name of the file, and siblings are below its folder.
+        # The module is named after the file, and its siblings are below the file's folder.
         folder = self._folder / "code" / errand.spec.workload.sha256[:12]
         for name, content in errand.code.items():
             file = folder / name
@@ -238,55 +238,55 @@ class Workplace:
             raise MachineError(f"{script} is another one there", advice="all workers are to run the same script.")
 
     def _data_here(self, asked: DataRef) -> DataRef:
-        """Return the same data with its path here, looked at and read once.
+        """Return the same data with its path here, after it has been checked and read once.
 
         Raises:
-            WorkloadError, MachineError: it is not here, or is other data.
+            WorkloadError, MachineError: it is not here, or it is different data.
         """
         if asked.path is None:
             return asked
-        known = asked.model_dump_json(include={"kind", "path", "identity"})
-        if known not in self._data:
-            self._data[known] = self._found(asked)
-        return asked.model_copy(update={"path": self._data[known].path})
+        key = asked.model_dump_json(include={"kind", "path", "identity"})
+        if key not in self._data:
+            self._data[key] = self._found(asked)
+        return asked.model_copy(update={"path": self._data[key].path})
 
     def _found(self, asked: DataRef) -> DataRef:
         assert asked.path is not None
         path = Path(asked.path)
         if asked.kind == "generated":
-            found = sets.ensure_generated(
+            data = sets.ensure_generated(
                 processes=self.facts.host.cores, on_progress=lambda done, total: None, clock=self._clock
             )
-            identities = {found.identity}
+            identities = {data.identity}
         elif not path.is_dir():
             raise WorkloadError(f"there is no folder {path}", advice="the data is to be at one path for all workers.")
         else:
-            found, identities = asked, set(_identities(path)) if asked.identity else {""}
+            data, identities = asked, set(_identities(path)) if asked.identity else {""}
         if asked.identity not in identities:
             raise WorkloadError(f"{path} has other data", advice="all workers are to read the same data.")
-        # So that the first launch does not read slower than the last.
-        page_cache.warm(Path(found.path or path), clock=self._clock)
-        return found
+        # So that the first launch does not read more slowly than the last.
+        page_cache.warm(Path(data.path or path), clock=self._clock)
+        return data
 
 
 @contextlib.contextmanager
 def folder_of_worker(parent: Path | None = None) -> Iterator[Path]:
-    """Make a folder for a worker, and remove it at the end. Folders of workers that were killed are removed first.
+    """Make a folder for a worker, and remove it at the end. Folders of killed workers are removed first.
 
     Args:
-        parent: ``None`` for the folder of temporary files.
+        parent: ``None`` for the system's temporary folder.
     """
     parent = Path(tempfile.gettempdir()) if parent is None else parent
     prefix = f"autotune-worker-{os.geteuid()}-"
-    with contextlib.ExitStack() as held:
-        # So that nobody takes a folder for a left one whose lock is not held yet.
+    with contextlib.ExitStack() as locks:
+        # Otherwise a new folder whose lock is not held yet could be taken for an abandoned one.
         with exclusive_lock(parent / f".{prefix}lock", wait=True):
-            for left in parent.glob(f"{prefix}*"):
-                with exclusive_lock(left / ".lock") as free:
+            for leftover in parent.glob(f"{prefix}*"):
+                with exclusive_lock(leftover / ".lock") as free:
                     if free:
-                        shutil.rmtree(left, ignore_errors=True)
+                        shutil.rmtree(leftover, ignore_errors=True)
             folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-            held.enter_context(exclusive_lock(folder / ".lock"))
+            locks.enter_context(exclusive_lock(folder / ".lock"))
         try:
             yield folder
         finally:
@@ -294,19 +294,19 @@ def folder_of_worker(parent: Path | None = None) -> Iterator[Path]:
 
 
 def _identities(path: Path) -> list[str]:
-    """Return the identities that a folder may have, by its layout."""
-    found = [sets.tree(path).identity]
+    """Return the identities that a folder may have, depending on its layout."""
+    identities = [sets.tree(path).identity]
     with contextlib.suppress(WorkloadError):
-        found.append(sets.folder(path).identity)
-    return found
+        identities.append(sets.folder(path).identity)
+    return identities
 
 
 class WorkplaceThread:
-    """A workplace in a thread of its own, so that its owner can be spoken to while an errand runs.
+    """A workplace in a thread of its own, so that its owner stays responsive while an errand runs.
 
     Args:
         make: makes the workplace; called in that thread, which lasts until `close`.
-        tell: receives progress of an errand, by its name, and how it ended; called in that thread.
+        tell: receives an errand's name, with its progress or its end; called in that thread.
     """
 
     def __init__(self, make: Callable[[], Workplace], tell: Callable[[str, Beat | ErrandEnd], None]) -> None:
@@ -317,16 +317,16 @@ class WorkplaceThread:
         self.facts = self._place.facts
 
     def begin(self, errand: Errand) -> None:
-        """Begin an errand, after the one that runs."""
+        """Begin an errand once the running one has ended."""
         self._ending.clear()
         self._thread.submit(self._run, errand)
 
     def recall(self) -> None:
-        """Have the errand end as interrupted."""
+        """Make the errand end as interrupted."""
         self._ending.set()
 
     def close(self) -> None:
-        """End what runs, and the workplace."""
+        """End whatever runs, and close the workplace."""
         self._ending.set()
         with self._thread:
             self._thread.submit(self._place.close).result()
@@ -334,13 +334,13 @@ class WorkplaceThread:
     def _run(self, errand: Errand) -> None:
         try:
             end = self._place.run(errand, on_beat=partial(self._tell, errand.name), stop=self._ending.is_set)
-        except Exception as error:  # in a thread nobody would see it
+        except Exception as error:  # would go unnoticed in a thread
             end = ErrandEnd(errand=errand.name, error=f"an error inside autotune: {type(error).__name__}: {error}")
         self._tell(errand.name, end)
 
 
 def _is_here(path: Path, code: Mapping[str, bytes]) -> bool:
-    """Return whether a file and the modules beside it are the same here."""
+    """Return whether a file and the modules beside it are here, with the same content."""
     try:
         return path.is_file() and source_files(path) == code
     except AutotuneError:
@@ -356,12 +356,12 @@ def _end_of(path: Path) -> str:
 
 # Launches on other machines.
 
-# What a search asks of workers on other machines, and what they report.
+# What workers on other machines report to a search, and the requests that it makes of them.
 
 
 @dataclass(frozen=True)
 class Arrived:
-    """A worker can be given errands."""
+    """A worker is ready for errands."""
 
     worker: str
     facts: WorkerFacts
@@ -369,7 +369,7 @@ class Arrived:
 
 @dataclass(frozen=True)
 class Gone:
-    """A worker is lost, with all that it was doing. ``why``: a clause, such as "its node died"."""
+    """A worker is lost, along with its errand. ``why``: a clause, such as "its node died"."""
 
     worker: str
     why: str
@@ -386,7 +386,7 @@ class Reported:
 
 @dataclass(frozen=True)
 class Said:
-    """A worker has something to tell the user, if only why it cannot arrive."""
+    """A worker has a message for the user, perhaps only why it cannot arrive."""
 
     worker: str
     sentence: str
@@ -394,7 +394,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Returned:
-    """A worker has ended an errand, and can be given the next."""
+    """A worker has ended an errand, and is ready for the next."""
 
     worker: str
     end: ErrandEnd
@@ -404,12 +404,14 @@ News = Arrived | Gone | Reported | Said | Returned
 
 
 class Workers(ABC):
-    """Workers on other machines. All calls are made in the search's own thread, and none of them raises for a worker
-    that is lost: that is news.
+    """Workers on other machines.
+
+    All calls are made in the search's own thread. None of them raises because a worker is lost: that is reported as
+    news.
 
     Attributes:
         count: how many are expected at a time; may change with the news.
-        what: names them all for people, such as "the Ray cluster at ray://head:10001".
+        what: a name for all of them, for people, such as "the Ray cluster at ray://head:10001".
     """
 
     count: int
@@ -417,7 +419,7 @@ class Workers(ABC):
 
     @abstractmethod
     def news(self, wait_s: float) -> list[News]:
-        """Return what has happened since the last call, in order; wait for something so long at most.
+        """Return what has happened since the last call, in order, waiting at most ``wait_s`` for something to happen.
 
         Raises:
             MachineError: no worker can be reached any more, and none will come.
@@ -425,7 +427,7 @@ class Workers(ABC):
 
     @abstractmethod
     def send(self, worker: str, errand: Errand) -> None:
-        """Give a worker an errand. It has one at a time."""
+        """Give a worker an errand. It can have only one at a time."""
 
     @abstractmethod
     def recall(self, worker: str) -> None:
@@ -433,18 +435,18 @@ class Workers(ABC):
 
     @abstractmethod
     def dismiss(self, worker: str, *, keep_away: bool) -> None:
-        """Use a worker no more, and end what it runs. It sends no more news.
+        """Stop using a worker, and end what it runs. It sends no more news.
 
         Args:
-            keep_away: its machine is not fit for this search, so no other worker is wanted there.
+            keep_away: its machine is not fit for this search, so no other worker should be started there.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Dismiss all, and release what is kept. May be called twice."""
+        """Dismiss all workers and release all resources. May be called twice."""
 
 
-# Packs a launch for a worker: with its code, and with the launch that makes what it starts from.
+# Packs a launch for a worker, with its code and the launch that makes what it starts from.
 
 
 def packed(name: str, spec: TrialSpec, study: Path) -> Errand:
@@ -473,21 +475,21 @@ def _maker(spec: TrialSpec, files: StudyFiles) -> TrialSpec | None:
         return None
     for path in sorted(files.launches.glob("*/spec.json")):
         with contextlib.suppress(OSError, ValueError):
-            made = TrialSpec.model_validate_json(path.read_text())
-            check = made.check
+            maker = TrialSpec.model_validate_json(path.read_text())
+            check = maker.check
             if check is not None and check.reference and check.seed == 0 and check.store == spec.check.store:
-                return made
+                return maker
     return None
 
 
-# The kind of machine that a study on other machines is for.
+# The kind of machine that a study on other machines is tied to.
 
 
 _DATA = ("data_kind", "data_identity", "data_store")
 
 
 class Yardstick:
-    """Compares the machines of workers. The first worker tells by its probes what machine the study is for.
+    """Compares the machines of workers. The first worker's probes determine the machine that the study is for.
 
     Args:
         known: the machine that the study is tied to; ``None`` for a new study.
@@ -499,24 +501,24 @@ class Yardstick:
     def __init__(self, known: Fingerprint | None) -> None:
         self.probe: TrialSpec | None = None
         self._machine = known
-        # The worker has compared the data, and the search itself compares a study's code with what it was.
+        # The worker has already compared the data, and the search itself checks that a study's code is unchanged.
         self._apart: tuple[str, ...] = (*_DATA, "workload_sha256")
 
     def why_not(self, facts: WorkerFacts, found: Probe, spec: TrialSpec | None, *, is_known: bool) -> str | None:
         """Return why a worker is not fit for the study, as a clause; ``None`` if it is.
 
         Args:
-            found: by a probe there.
-            spec: of that probe, if it is one of the study, by which others are measured from then on.
+            found: result of a probe there.
+            spec: spec of that probe, if it is one of the study's; other workers are compared with it from then on.
             is_known: the worker has been found fit before.
         """
-        asked = self.probe if spec is None else spec
-        assert asked is not None
-        machine = fingerprint(found, facts.host, facts.gpu, asked.data)
+        probe_spec = self.probe if spec is None else spec
+        assert probe_spec is not None
+        machine = fingerprint(found, facts.host, facts.gpu, probe_spec.data)
         rows = [] if self._machine is None or is_known else self._machine.differences(machine)
         rows = [row for row in rows if row[0] not in self._apart]
         if rows:
-            text = "; ".join(f"{name}: {theirs} instead of {ours}" for name, ours, theirs in rows)
+            text = "; ".join(f"{name}: {actual} instead of {expected}" for name, expected, actual in rows)
             return f"its machine is of another kind ({text})"
         if spec is not None:
             self.probe, self._machine, self._apart = spec, machine, _DATA
@@ -525,21 +527,21 @@ class Yardstick:
 
 # Launches on other machines: lanes whose launches are run by workers that come and go.
 #
-# The search stays where it was asked for. A launch whose worker is lost is sent to another one, under its own name, and
-# what the lost one might still report is dropped, so that nothing is lost and nothing counts twice.
+# The search stays where it was requested. A launch whose worker is lost is sent to another one under its own name, and
+# anything that the lost worker still reports is dropped, so that nothing is lost and nothing counts twice.
 
-#: After this long without any worker, the user is told.
+#: The user is told after this long without any worker.
 SAY_AFTER_S = 3.0
-#: How long launches that are no longer wanted may take to end before their workers are given up.
+#: How long launches that are no longer wanted may take to end before their workers are abandoned.
 ABANDON_S = 30.0
-#: How long to wait for others when the only worker has been refused.
+#: How long to wait for other workers when the only one has been refused.
 OTHERS_S = 30.0
 
 
 @dataclass
 class _Worker:
     """Attributes:
-    fit: it has been found to be on the same kind of machine as the first. errand: what it does now.
+    fit: its machine was found to be of the same kind as the first worker's. errand: name of its current errand.
     """
 
     name: str
@@ -551,7 +553,7 @@ class _Worker:
 @dataclass
 class _Task:
     """Attributes:
-    worker: that runs it; ``None`` while it waits for one. lost: how many workers have been lost with it.
+    worker: name of the one that runs it; ``None`` while it waits for one. lost: how many workers were lost with it.
     """
 
     spec: TrialSpec
@@ -565,12 +567,12 @@ class _Task:
 class RemoteLanes(Lanes):
     """Lanes whose launches are run by workers on other machines.
 
-    A lane stays with its worker as long as there is one, so that what runs alone, in the first lane, runs on one
-    machine. The first worker tells by its probes what machine the study is for. Before the first launch of any other,
-    it is probed, and not used if it differs.
+    A lane keeps its worker as long as that exists, so that launches that run alone, in the first lane, run on one
+    machine. The first worker's probes determine the machine that the study is for. Any other worker is probed before
+    its first launch, and not used if its machine differs.
 
     Args:
-        study: the folder of the study, in which launches have theirs.
+        study: the study's folder, which holds the folders of launches.
         clock: does not count time in which there is no worker.
         says: receives sentences for the user.
         known: the machine that the study is tied to; ``None`` for a new study.
@@ -588,9 +590,9 @@ class RemoteLanes(Lanes):
     #: By lane, the worker that ran its last launch.
     _homes: dict[int, str] = field(default_factory=dict)
     _yardstick: Yardstick = field(init=False)
-    #: Until when launches that are no longer wanted may end by themselves; ``None``: all are wanted.
+    #: Deadline for launches that are no longer wanted to end by themselves; ``None``: all are wanted.
     _ending_until_s: float | None = None
-    #: Why a worker was refused when no other one was fit, and what to change.
+    #: Why a worker was refused while no other one was fit, and what to change.
     _refusal: tuple[str, str | None] | None = None
     _alone_s: float = 0.0
     _said: set[str] = field(default_factory=set)
@@ -600,7 +602,7 @@ class RemoteLanes(Lanes):
         self._yardstick = Yardstick(self.known)
 
     def first(self, raise_if_stopped: Callable[[], None]) -> WorkerFacts:
-        """Wait for a worker; return what the first one has."""
+        """Wait for a worker, and return the facts of the first one."""
         while not self._staff:
             raise_if_stopped()
             self._look()
@@ -615,9 +617,9 @@ class RemoteLanes(Lanes):
         while not self._ended:
             self._look()
             self._assign()
-            # Each of them wants to be asked.
-            asked = [task.stop() for task in self._tasks.values()]
-            if any(asked):
+            # A list, so that every `stop` is called.
+            stops = [task.stop() for task in self._tasks.values()]
+            if any(stops):
                 self._end_all()
             if self._ending_until_s is not None and self.clock.now() > self._ending_until_s:
                 self._give_up()
@@ -642,7 +644,7 @@ class RemoteLanes(Lanes):
         self._staff.clear()
 
     def _look(self) -> None:
-        """Take what workers report; do not count the time if there is none."""
+        """Process what workers report. Time without any worker is not counted."""
         began_s = self.clock.now()
         for news in self.workers.news(LOOK_S):
             self._take(news)
@@ -666,7 +668,7 @@ class RemoteLanes(Lanes):
             self._say_once(news.sentence if worker is None else f"{worker.facts.where}: {news.sentence}")
             return
         if worker is None:
-            return  # it was dismissed meanwhile
+            return  # it has been dismissed meanwhile
         if isinstance(news, Gone):
             self._lose(worker, news.why)
         elif isinstance(news, Reported):
@@ -677,11 +679,11 @@ class RemoteLanes(Lanes):
             self._end(worker, news.end)
 
     def _task_of(self, worker: _Worker) -> tuple[int, _Task] | None:
-        """Return what a worker runs; ``None`` while it is only looked at."""
+        """Return the task that a worker runs, with its lane; ``None`` while it is only probed."""
         return next(((lane, task) for lane, task in self._tasks.items() if task.worker == worker.name), None)
 
     def _assign(self) -> None:
-        """Send launches that wait to workers that are free, and look at new workers where they are needed."""
+        """Send waiting launches to free workers, and probe new workers where they are needed."""
         for lane, task in sorted(self._tasks.items()):
             if task.worker is not None or self._ending_until_s is not None:
                 continue
@@ -690,50 +692,53 @@ class RemoteLanes(Lanes):
                 task.worker = self._homes[lane] = worker.name
                 self._send(worker, task.spec)
             elif self._yardstick.probe is not None:
-                new = next((one for one in self._staff.values() if not one.fit and one.errand is None), None)
-                if new is not None:
-                    name = f"probe-{new.name}"
+                new_worker = next(
+                    (candidate for candidate in self._staff.values() if not candidate.fit and candidate.errand is None),
+                    None,
+                )
+                if new_worker is not None:
+                    name = f"probe-{new_worker.name}"
                     folder = str(StudyFiles(self.study).launch(name).folder)
-                    self._send(new, self._yardstick.probe.model_copy(update={"launch": name, "folder": folder}))
+                    self._send(new_worker, self._yardstick.probe.model_copy(update={"launch": name, "folder": folder}))
 
     def _free_for(self, lane: int, task: _Task) -> _Worker | None:
         probes = task.spec.kind is LaunchKind.PROBE
-        free = [one for one in self._staff.values() if one.errand is None and (one.fit or probes)]
+        free = [worker for worker in self._staff.values() if worker.errand is None and (worker.fit or probes)]
         home = self._homes.get(lane)
         others = {name for other, name in self._homes.items() if other != lane}
-        # Its own worker, or else one that is nobody's, or else any.
-        return min(free, key=lambda one: (one.name != home, one.name in others, not one.fit), default=None)
+        # Preferably the lane's own worker, then one that no other lane has, then any.
+        return min(free, key=lambda worker: (worker.name != home, worker.name in others, not worker.fit), default=None)
 
     def _send(self, worker: _Worker, spec: TrialSpec) -> None:
         worker.errand = uuid.uuid4().hex
         self.workers.send(worker.name, packed(worker.errand, spec, self.study))
 
     def _end(self, worker: _Worker, end: ErrandEnd) -> None:
-        """Take the end of a worker's errand."""
+        """Process the end of a worker's errand."""
         worker.errand = None
-        found = self._task_of(worker)
+        running = self._task_of(worker)
         result = end.result
         if result is None:
             self._refuse(worker, end.error or "it reports nothing", end.advice)
             return
         if result.probe is not None:
-            asked = None if found is None else found[1].spec
-            why = self._yardstick.why_not(worker.facts, result.probe, asked, is_known=worker.fit)
+            spec = None if running is None else running[1].spec
+            why = self._yardstick.why_not(worker.facts, result.probe, spec, is_known=worker.fit)
             if why is not None:
                 self._refuse(worker, why, None)
                 return
             worker.fit, self._refusal = True, None
-        if found is None:
+        if running is None:
             if result.probe is None and result.status is not TrialStatus.INTERRUPTED:
                 self._refuse(worker, result.cause or f"its probe ended as {result.status}", result.advice)
             return
-        self._finish(*found, result, end)
+        self._finish(*running, result, end)
 
     def _finish(self, lane: int, task: _Task, result: TrialResult, end: ErrandEnd | None) -> None:
-        """Write a launch into its folder, as if it had been run here, and hand it to the search."""
+        """Write a launch's files into its folder, as if it had run here, and hand its result to the search."""
         files = LaunchFiles(Path(task.spec.folder))
         if result.wall_s and result.began_s is not None:
-            # The worker's clock is another one.
+            # The worker has another clock.
             result = result.model_copy(update={"began_s": self.clock.now() - result.wall_s})
         for path, text in ((files.stdout, end and end.stdout), (files.stderr, end and end.stderr)):
             make_way(path)
@@ -744,12 +749,12 @@ class RemoteLanes(Lanes):
         self._ended.append((lane, result))
 
     def _lose(self, worker: _Worker, why: str) -> None:
-        """Forget a worker; its launch waits for another one."""
+        """Forget a lost worker; its launch waits for another one."""
         del self._staff[worker.name]
-        found = self._task_of(worker)
-        if found is None:
+        running = self._task_of(worker)
+        if running is None:
             return
-        lane, task = found
+        lane, task = running
         task.worker = None
         task.lost += 1
         if self._ending_until_s is not None:
@@ -764,15 +769,15 @@ class RemoteLanes(Lanes):
             self.says(f"{worker.facts.where} is lost ({why}); {task.spec.launch} runs again elsewhere")
 
     def _refuse(self, worker: _Worker, why: str, advice: str | None) -> None:
-        """Use a worker no more, because its machine is not fit for the search."""
-        if not any(one.fit for one in self._staff.values() if one is not worker):
+        """Stop using a worker, because its machine is not fit for the search."""
+        if not any(other.fit for other in self._staff.values() if other is not worker):
             self._refusal = f"{worker.facts.where}: {why}", advice
         self._say_once(f"{worker.facts.where} is not used: {why}")
-        found = self._task_of(worker)
-        if found is not None:
-            found[1].worker = None
+        running = self._task_of(worker)
+        if running is not None:
+            running[1].worker = None
             if self._ending_until_s is not None:
-                self._finish(*found, _interrupted(found[1].spec), None)
+                self._finish(*running, _interrupted(running[1].spec), None)
         self._dismiss(worker, keep_away=True)
 
     def _dismiss(self, worker: _Worker, *, keep_away: bool) -> None:
@@ -780,7 +785,7 @@ class RemoteLanes(Lanes):
         self.workers.dismiss(worker.name, keep_away=keep_away)
 
     def _end_all(self) -> float:
-        """Have everything end that runs; what waits for a worker ends at once. Return until when it may take."""
+        """Make all running launches end; those that wait for a worker end at once. Return the deadline."""
         if self._ending_until_s is not None:
             return self._ending_until_s
         self._ending_until_s = self.clock.now() + ABANDON_S
@@ -793,7 +798,7 @@ class RemoteLanes(Lanes):
         return self._ending_until_s
 
     def _give_up(self) -> None:
-        """Give up the workers that have not ended what they were asked to end."""
+        """Dismiss the workers that have not ended their errands as asked."""
         for worker in [worker for worker in self._staff.values() if worker.errand is not None]:
             self._dismiss(worker, keep_away=False)
         for lane, task in sorted(self._tasks.items()):

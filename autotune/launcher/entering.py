@@ -1,7 +1,7 @@
-"""Lets the agent into a command of the user's: the words that set knobs there, the plan of what the agent sets, and the
-environment that carries it.
+"""Brings the agent into a user's command: the words that set knobs there, the plan of what the agent sets, and the
+environment that carries the plan.
 
-See the package ``autotune_agent`` for what happens inside.
+See the package ``autotune_agent`` for what happens inside the command.
 """
 
 from __future__ import annotations
@@ -25,47 +25,47 @@ FOLDER = Path(__file__).parents[1] / "agent" / "site"
 PLAN = "AUTOTUNE_AGENT"
 #: A knob's name in a command, in place of its value.
 _PLACE = re.compile(r"\{([a-z_]+)\}")
-#: A word of a command, in place of the words that ``--map`` adds; without it they come last.
+#: A word of a command that marks where the words that ``--map`` adds go; without it they come last.
 FLAGS = "{flags}"
-#: Options of Python that make it ignore ``PYTHONPATH`` or ``sitecustomize``, and those that take a value.
+#: Options that make Python ignore ``PYTHONPATH`` or ``sitecustomize``, and options that take a value.
 _DEAF, _WITH_VALUE = frozenset("EIS"), frozenset("WX")
 
 
 def places(command: Sequence[str]) -> set[str]:
-    """Return the knobs that have a place in a command, such as ``{batch_size}``."""
+    """Return the knobs that have a placeholder in a command, such as ``{batch_size}``."""
     return {name for part in command for name in _PLACE.findall(part) if name in KNOBS}
 
 
 def filled(command: Sequence[str], config: Config) -> list[str]:
-    """Return a command with each knob's place taken by its value; by PyTorch's own where it is inactive.
+    """Return a command with each knob's placeholder replaced by its value, or by PyTorch's default if it is inactive.
 
-    Braces around anything else stay as they are.
+    Braces around anything else are left as they are.
 
     Raises:
-        UsageError: the configuration does not have the knob, and PyTorch has no value of its own.
+        UsageError: the configuration lacks the knob, and PyTorch has no default for it.
     """
 
     def value(match: re.Match[str]) -> str:
         knob = KNOBS.get(match[1])
         if knob is None:
             return match[0]
-        found = canonical(config).get(knob.name, knob.default)
-        if found is None:
+        setting = canonical(config).get(knob.name, knob.default)
+        if setting is None:
             raise UsageError(
                 f"nothing is known to put in the place of {match[0]}",
                 advice="write the value into the command.",
             )
-        return spell(found)
+        return spell(setting)
 
     return [_PLACE.sub(value, part) for part in command]
 
 
 @dataclass(frozen=True)
 class Flag:
-    """Words by which options of a script's own set a knob: what one ``--map`` says.
+    """Words by which a script's own options set a knob: one ``--map``.
 
     Attributes:
-        value: ``None`` stands for any; the words have a place for it then.
+        value: ``None`` for any value; the words then have a placeholder for it.
     """
 
     knob: str
@@ -74,24 +74,24 @@ class Flag:
 
     @property
     def name(self) -> str:
-        """What stands before the words."""
+        """The part of ``--map`` before the words."""
         return self.knob if self.value is None else f"{self.knob}:{spell(self.value)}"
 
 
 def flags_of(written: Mapping[str, str]) -> list[Flag]:
-    """Return what ``--map`` says, by ``KNOB:VALUE`` or ``KNOB``.
+    """Parse ``--map`` options, given as words by ``KNOB:VALUE`` or ``KNOB``.
 
     Raises:
-        UsageError: a knob or a value is unknown or given twice, or words are missing or lack a place for the value.
+        UsageError: a knob or a value is unknown or repeated, or words are missing or lack a placeholder for the value.
     """
-    found: list[Flag] = []
+    flags: list[Flag] = []
     for name, text in written.items():
         knob, colon, value = name.partition(":")
         if knob not in KNOBS:
             raise UnknownNameError("knob", knob, KNOBS)
-        found.append(Flag(knob, parse_value(knob, value) if colon else None, _split(text, name)))
-        _check(found)
-    return found
+        flags.append(Flag(knob, parse_value(knob, value) if colon else None, _split(text, name)))
+        _check(flags)
+    return flags
 
 
 def _split(text: str, name: str) -> tuple[str, ...]:
@@ -107,7 +107,7 @@ def _split(text: str, name: str) -> tuple[str, ...]:
 
 
 def _check(flags: Sequence[Flag]) -> None:
-    """Raise `UsageError` if the last one cannot be, by itself or beside the others."""
+    """Raise `UsageError` if the last flag is invalid by itself or together with the others."""
     *others, last = flags
     knob, inside = last.knob, places(last.words)
     if inside - {knob}:
@@ -129,10 +129,10 @@ def _check(flags: Sequence[Flag]) -> None:
 
 
 def check_flags(command: CommandRef) -> None:
-    """Check which words would be added to a command, before it is run.
+    """Check the words that would be added to a command, before it is run.
 
     Raises:
-        UsageError: see `flags_of`; or a knob has a place in the command, too, or ``{flags}`` is there twice.
+        UsageError: see `flags_of`; or a knob has a placeholder in the command, too, or ``{flags}`` is there twice.
     """
     for flag in flags_of(command.flags):
         if flag.knob in places(command.words):
@@ -146,33 +146,33 @@ def check_flags(command: CommandRef) -> None:
 
 
 def set_by(command: CommandRef) -> set[str]:
-    """Return the knobs that a command sets itself, by places or by flags of its own."""
+    """Return the knobs that a command sets itself, by placeholders or by its own flags."""
     return places(command.words) | {flag.knob for flag in flags_of(command.flags)}
 
 
 def samples_in_step(command: CommandRef, config: Config) -> int:
-    """Return the samples of one step of a command's training, as far as that is told; 1 if it is not."""
+    """Return the samples in one step of a command's training, as far as known; 1 if unknown."""
     if command.samples_per_step is not None:
         return command.samples_per_step
     return int(config.get("batch_size", 1)) if "batch_size" in set_by(command) else 1
 
 
 def told_values(command: CommandRef) -> dict[str, tuple[Value, ...]]:
-    """Return the values that ``--map`` names, of each knob for which it does: no others can be set."""
-    found: dict[str, tuple[Value, ...]] = {}
+    """Return the values that ``--map`` names, by knob: such a knob can be set to no others."""
+    values: dict[str, tuple[Value, ...]] = {}
     for flag in flags_of(command.flags):
         if flag.value is not None:
-            found[flag.knob] = (*found.get(flag.knob, ()), flag.value)
-    return found
+            values[flag.knob] = (*values.get(flag.knob, ()), flag.value)
+    return values
 
 
 def words_of(command: CommandRef, config: Config, output: Path | None = None) -> list[str]:
-    """Return the words of a command under a configuration: places are filled, and its own flags are there.
+    """Return the words of a command under a configuration, with placeholders filled and flags added.
 
-    No words are added for the values that the script has by itself (`CommandRef.own`), unless ``--map`` names them.
+    No words are added for values that the script already has (`CommandRef.own`), unless ``--map`` names them.
 
     Args:
-        output: the folder that it is told to write to, by `CommandRef.output_flag`.
+        output: the folder that it is to write to, passed by `CommandRef.output_flag`.
 
     Raises:
         UsageError: see `filled`.
@@ -180,18 +180,18 @@ def words_of(command: CommandRef, config: Config, output: Path | None = None) ->
     words = filled(command.words, config)
     if not command.flags and output is None:
         return [word for word in words if word != FLAGS]
-    more = list(_added(command, canonical(config)))
+    added = list(_added(command, canonical(config)))
     if output is not None:
         *before, flag = (command.output_flag or "").split()
-        more += [*before, f"{flag}{output}"] if flag.endswith("=") else [*before, flag, str(output)]
-    at = words.index(FLAGS) if FLAGS in words else len(words)
-    return [*words[:at], *more, *words[at + 1 :]]
+        added += [*before, f"{flag}{output}"] if flag.endswith("=") else [*before, flag, str(output)]
+    position = words.index(FLAGS) if FLAGS in words else len(words)
+    return [*words[:position], *added, *words[position + 1 :]]
 
 
 def _added(command: CommandRef, config: Config) -> Iterator[str]:
     for flag in flags_of(command.flags):
         value = config.get(flag.knob)
-        # A value that has no effect in a configuration is not in it.
+        # A configuration does not contain values that have no effect in it.
         if value is not None and (value != command.own.get(flag.knob) if flag.value is None else value == flag.value):
             yield from filled(flag.words, config)
 
@@ -199,13 +199,13 @@ def _added(command: CommandRef, config: Config) -> Iterator[str]:
 def plan(
     config: Config, title: str, *, in_command: set[str], own: Config | None = None, compared: bool = False
 ) -> dict[str, Any]:
-    """Return what the agent is told: each knob of a configuration with the door at which it is set, or why it is not.
+    """Return the agent's plan: each knob of a configuration with the door at which it is set, or why it is not set.
 
     Args:
-        title: what its one line begins with. own: the script's own values, which are worth no word there; PyTorch's
-            defaults where they are not known.
+        title: beginning of the agent's one line. own: the script's own values, which that line does not mention;
+            PyTorch's defaults are used where they are unknown.
         in_command: knobs that the command itself sets.
-        compared: what loaders deliver under it has been compared with what the script's own deliver.
+        compared: what loaders deliver under the configuration has been compared with what the script's own deliver.
     """
     usual = {name: knob.default for name, knob in KNOBS.items()} | dict(own or {})
     settings = [
@@ -215,51 +215,51 @@ def plan(
 
 
 def question(*, in_command: set[str]) -> dict[str, Any]:
-    """Return a plan by which the agent sets nothing, and tells which values of all knobs could be set.
+    """Return a plan by which the agent sets nothing, but reports which values of all knobs could be set.
 
-    Of numbers it is asked for the least and the most: whether one can be set depends on no more than whether it is 0.
+    For numbers, only the minimum and the maximum are tried: whether one can be set depends only on whether it is 0.
 
     Args:
         in_command: knobs that the command itself sets.
     """
-    asked = [
+    settings = [
         {**_setting(name, value, name in in_command), "ask": True}
         for name, knob in KNOBS.items()
         for value in knob.values or (knob.minimum, knob.maximum)
     ]
-    return {"title": "", "settings": asked}
+    return {"title": "", "settings": settings}
 
 
 def doors(config: Config, *, in_command: set[str]) -> dict[str, dict[str, Any]]:
-    """Return what each door is told of a configuration that a running script is switched to.
+    """Return the arguments for each door when a running script is switched to a configuration.
 
     Args:
         in_command: knobs that the command itself sets.
     """
-    found: dict[str, dict[str, Any]] = {}
+    arguments: dict[str, dict[str, Any]] = {}
     for name, value in canonical(config).items():
         at = None if name in in_command or name not in KNOBS else KNOBS[name].at_door(value)
         if at is not None:
-            found.setdefault(at[0], {}).update(at[1])
-    return found
+            arguments.setdefault(at[0], {}).update(at[1])
+    return arguments
 
 
 def _setting(name: str, value: Value, in_command: bool) -> dict[str, Any]:
     knob = KNOBS.get(name)
     if knob is None:
         return {"knob": name, "words": f"{name}={spell(value)}", "refused": "it is a knob of a workload file"}
-    found: dict[str, Any] = {
+    setting: dict[str, Any] = {
         "knob": name,
         "value": value,
         "words": knob.phrase(value),
     }
     if in_command:
-        return {**found, "done": 1}
+        return {**setting, "done": 1}
     at = knob.at_door(value)
     if at is None:
-        return {**found, "refused": _refusal(knob)}
+        return {**setting, "refused": _refusal(knob)}
     door, arguments = at
-    return {**found, "door": door, "arguments": arguments}
+    return {**setting, "door": door, "arguments": arguments}
 
 
 def _refusal(knob: Knob) -> str:
@@ -285,19 +285,19 @@ def entered(
             advice="install it elsewhere.",
         )
     outside = {name: value for name, value in config.items() if name not in in_command}
-    found = {**env, **environment(outside), PLAN: json.dumps(told, separators=(",", ":"))}
+    environ = {**env, **environment(outside), PLAN: json.dumps(told, separators=(",", ":"))}
     outer = env.get("PYTHONPATH")
-    found["PYTHONPATH"] = os.pathsep.join([str(FOLDER), outer] if outer else [str(FOLDER)])
-    return found
+    environ["PYTHONPATH"] = os.pathsep.join([str(FOLDER), outer] if outer else [str(FOLDER)])
+    return environ
 
 
 def deaf(command: Sequence[str]) -> str | None:
-    """Return the option of a command by which Python ignores the agent; ``None`` if there is none."""
+    """Return the option of a command that makes Python ignore the agent; ``None`` if there is none."""
     return _options(command)[0]
 
 
 def python_file(command: Sequence[str]) -> str | None:
-    """Return the file that a command's Python runs; ``None`` if it runs no Python, or Python no file."""
+    """Return the file that a command's Python runs; ``None`` if the command is not Python, or Python runs no file."""
     return _options(command)[1]
 
 
@@ -305,7 +305,7 @@ def refuse_deaf(command: Sequence[str]) -> None:
     """Refuse a command whose Python would ignore the agent.
 
     Raises:
-        UsageError: it would.
+        UsageError: Python would ignore it.
     """
     ignores = deaf(command)
     if ignores is not None:
@@ -316,8 +316,8 @@ def refuse_deaf(command: Sequence[str]) -> None:
 
 
 def _options(command: Sequence[str]) -> tuple[str | None, str | None]:
-    """Return what Python's own options in a command say, each if there is one: that which makes it ignore the agent,
-    and the file that is run."""
+    """Parse the options of Python in a command; return the one that makes it ignore the agent and the file that is run,
+    each ``None`` if there is none."""
     ignores: str | None = None
     if not command or not re.fullmatch(r"python[0-9.]*", PurePath(command[0]).name):
         return None, None

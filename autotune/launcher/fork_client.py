@@ -25,11 +25,11 @@ from autotune.launcher.watch import Logs, Watch, make_way
 TEMPLATE_READY_S = 180.0
 #: Time from the signal to the kill, for writing the stack dump to stderr.log.
 DUMP_S = 1.0
-#: Time for the leader of a script to end it: longer than it gives the script itself.
+#: Time for a script's leader to end it; longer than the leader gives the script itself.
 LEAVE_S = 6.0
 #: Time from SIGKILL until the template has reaped the whole tree; longer than its own `REAP_S`.
 REAPED_S = 30.0
-#: How often to look at a running launch, and the time without a look after which this process was stopped (Ctrl-Z).
+#: How often to check a running launch, and the time without a check that means this process was stopped (Ctrl-Z).
 LOOK_S = 0.1
 STOPPED_S = 2.0
 #: Keeps torch's import single-threaded so that the template can fork; the child restores the user's values.
@@ -57,7 +57,7 @@ class Exit:
 
 @dataclass
 class _Open:
-    """A launch that has not ended: its logs, and what is read of it."""
+    """A launch that has not ended: its logs, and the descriptors that are read."""
 
     files: LaunchFiles
     logs: Logs
@@ -72,11 +72,11 @@ class _Open:
 
 
 class Template:
-    """One template process and the socket to it. It dies with the thread that made it.
+    """One template process and the socket to it. The process dies with the thread that started it.
 
     Args:
-        cores: to which it is pinned, with all that it starts; empty: to none.
-        marks: variables by which its processes are found.
+        cores: the cores to which it and its descendants are pinned; empty: not pinned.
+        marks: environment variables by which its processes are found.
         on_spawn: called with one sentence whenever a launch cannot be forked and is spawned, which takes longer.
     """
 
@@ -94,8 +94,8 @@ class Template:
         self._stops = clock.stops
         self._on_spawn = on_spawn
         self._open: _Open | None = None
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket = ours
+        parent_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket = parent_end
         base = {**{n: v for n, v in os.environ.items() if n != STORAGE_URL}, **env}
         settings = {
             **IMPORT_ENV,
@@ -103,12 +103,12 @@ class Template:
             "AUTOTUNE_RESTORE": json.dumps({name: base.get(name) for name in IMPORT_ENV}),
             "AUTOTUNE_CORES": ",".join(map(str, cores)),
         }
-        with theirs:
-            # -P: keep the user's working folder from shadowing modules of ours or of torch.
+        with child_end:
+            # -P: keep the user's working folder from shadowing our modules or torch's.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "autotune.child", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "autotune.child", str(child_end.fileno())],
                 env={**base, **settings},
-                pass_fds=[theirs.fileno()],
+                pass_fds=[child_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -141,11 +141,11 @@ class Template:
 
     @property
     def keeps(self) -> bool:
-        """Whether a launch that is over waits for another one."""
+        """Whether a finished launch waits for another one."""
         return self._open is not None
 
     def launch(self, files: LaunchFiles, watch: Watch) -> Exit | None:
-        """Start a child and monitor it until it exits; ``None`` if it is kept after its report.
+        """Start a child and monitor it until it exits; return ``None`` if it is kept after its report.
 
         Raises:
             TemplateLost: the template ended or did not answer.
@@ -177,37 +177,37 @@ class Template:
         return self._until_over(running, files, watch)
 
     def follow(self, files: LaunchFiles, watch: Watch) -> Exit | None:
-        """Let the launch that is kept carry out another spec, as `launch`."""
+        """Let the launch that is kept carry out another spec; otherwise like `launch`."""
         running = self._open
         assert running is not None
-        for ours, theirs in ((files.stdout, running.files.stdout), (files.stderr, running.files.stderr)):
-            # Its script writes where it has written before.
+        for path, existing in ((files.stdout, running.files.stdout), (files.stderr, running.files.stderr)):
+            # Its script goes on writing to the same files.
             with contextlib.suppress(OSError):
-                make_way(ours)
-                ours.unlink(missing_ok=True)
-                os.link(theirs, ours)
+                make_way(path)
+                path.unlink(missing_ok=True)
+                os.link(existing, path)
         watch.pids |= running.pids
         watch.begin()
-        # If it is gone, so is the pipe, or whoever reads from it: its exit is in the socket then.
+        # If the launch is gone, so is the pipe or its reader, and the exit is reported through the socket.
         with contextlib.suppress(OSError):
-            told = os.open(running.files.further, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            further = os.open(running.files.further, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
-                os.write(told, os.fsencode(files.spec) + b"\n")
+                os.write(further, os.fsencode(files.spec) + b"\n")
             finally:
-                os.close(told)
+                os.close(further)
         return self._until_over(running, files, watch)
 
     def let_go(self, watch: Watch) -> Exit | None:
-        """End the launch that is kept; ``None`` if there is none."""
+        """End the launch that is kept, and return its exit; ``None`` if there is none."""
         running = self._open
         if running is None:
             return None
         watch.pids |= running.pids
         self._signal(signal.SIGTERM)
-        ended = self._until_over(running, running.files, watch, leave_s=LEAVE_S)
+        exit_info = self._until_over(running, running.files, watch, leave_s=LEAVE_S)
         for path in (running.files.trail, running.files.turns, running.files.further):
             path.unlink(missing_ok=True)
-        return ended
+        return exit_info
 
     def _until_over(
         self, running: _Open, files: LaunchFiles, watch: Watch, *, leave_s: float | None = None
@@ -217,23 +217,23 @@ class Template:
             if os.path.lexists(files.result):
                 watch.reported()
 
-        ended = None
+        exit_info = None
         try:
-            ended = self._attend(running.selector, running.beats, watch, look, leave_s)
+            exit_info = self._attend(running.selector, running.beats, watch, look, leave_s)
         except BaseException:
-            # On an error of ours or Ctrl-C, the running launch ends with the template.
+            # On our own error or Ctrl-C, the running launch ends with the template.
             self.close()
             raise
         finally:
             watch.finish()
             running.pids |= watch.pids
-            if ended is not None and self._open is running:
+            if exit_info is not None and self._open is running:
                 running.close()
                 self._open = None
-        return ended
+        return exit_info
 
     def _skip_stop(self, since: float, watch: Watch) -> None:
-        """Do not count the time since a reading of the clock if so much has passed that this process was stopped."""
+        """Leave the time since ``since`` uncounted if it is so long that this process must have been stopped."""
         self._clock.skip_stop(since, STOPPED_S)
         # The thread of another launch may have noticed it first.
         watch.was_stopped = watch.was_stopped or self._clock.stops != self._stops
@@ -246,20 +246,20 @@ class Template:
         look: Callable[[], None],
         leave_s: float | None = None,
     ) -> Exit | None:
-        """Return how a launch has ended; ``None`` if it is kept.
+        """Monitor a launch until it ends, and return its exit; ``None`` if it is kept.
 
         Args:
-            leave_s: it has been asked to end, and is killed after so many seconds.
+            leave_s: the launch has been asked to end, and is killed after this many seconds.
         """
         kill_at = None if leave_s is None else self._clock.now() + leave_s
         lost_at: float | None = None
         while True:
-            asked = self._clock.now()
-            found = selector.select(timeout=LOOK_S)
-            self._skip_stop(asked, watch)
+            polled = self._clock.now()
+            events = selector.select(timeout=LOOK_S)
+            self._skip_stop(polled, watch)
             woken = self._clock.now()
             look()
-            for ready, _ in found:
+            for ready, _ in events:
                 if ready.fd == beats:
                     data = os.read(beats, 65536)
                     if data:
@@ -284,7 +284,7 @@ class Template:
                     return Exit(message["exit"], tuple(message["stuck"]), (free, size))
             if watch.kept and leave_s is None:
                 return None
-            # A stop may come at any moment, not only in the wait above.
+            # This process may be stopped at any moment, not only in the wait above.
             self._skip_stop(woken, watch)
             now = self._clock.now()
             if kill_at is None and lost_at is None and watch.overdue():
@@ -296,9 +296,9 @@ class Template:
                 raise TemplateLost
 
     def _prepare_kill(self, watch: Watch) -> float:
-        """Ask a launch for its last words; return how many seconds it has for them."""
+        """Ask a launch for its last output; return how many seconds it has for that."""
         if watch.spec.command is not None:
-            # The leader only watches a script. It asks it to end, and kills it if it does not.
+            # The leader only watches the script. It asks the script to end, and kills it if it does not.
             self._signal(signal.SIGTERM)
             return LEAVE_S
         if watch.ended in (TrialStatus.TIMEOUT, TrialStatus.HANG):

@@ -1,6 +1,6 @@
 """Launches side by side: one lane for each device of a search, and one launch at a time in each lane.
 
-The search itself has one thread. It begins launches, and takes them as they end, in whatever order.
+The search itself has one thread. It begins launches, and takes their results as they end, in whatever order.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ Stop = Callable[[], bool]
 
 
 class Lanes(ABC):
-    """Several launchers, each for a device of its own. It is itself a `Launcher`: what it runs, it runs alone.
+    """Several launchers, each for a device of its own. This is itself a `Launcher`: what `run` runs, it runs alone.
 
-    All methods are called in the search's own thread, and so are the functions that they are given.
+    All methods, and the functions passed to them, are called in the search's own thread.
 
     Attributes:
         count: number of lanes.
     """
 
     count: int
-    #: Whether the script of a launch could train on when it is over; see `TrialSpec`.
+    #: Whether a launch's script could go on training after the launch; see `TrialSpec`.
     may_keep = False
 
     @property
     def keeps(self) -> bool:
-        """Whether a script trains on that a launch has started, for those that may follow it; see `TrialSpec`."""
+        """Whether a script started by a launch trains on, for launches that may follow; see `TrialSpec`."""
         return False
 
     def let_go(self) -> None:
@@ -46,11 +46,11 @@ class Lanes(ABC):
 
     @abstractmethod
     def begin(self, lane: int, spec: TrialSpec, *, on_beat: OnBeat, stop: Stop) -> None:
-        """Begin a launch in a lane, counted from 0, in which none runs."""
+        """Begin a launch in an idle lane, counted from 0."""
 
     @abstractmethod
     def end(self) -> tuple[int, TrialResult]:
-        """Wait until a launch of those that run ends; return its lane and its result. At least one must run.
+        """Wait until a running launch ends; return its lane and its result. At least one must be running.
 
         Raises:
             MachineError: see `Launcher`. The other launches go on.
@@ -58,14 +58,14 @@ class Lanes(ABC):
 
     @abstractmethod
     def abandon(self) -> None:
-        """End all launches that run, and drop their results, which are in their folders."""
+        """End all running launches, and drop their results, which are in their folders."""
 
     @abstractmethod
     def close(self) -> None:
-        """End all launches, and release what is kept between them. May be called twice."""
+        """End all launches, and release what is kept between launches. May be called twice."""
 
     def run(self, spec: TrialSpec, *, on_beat: OnBeat, stop: Stop) -> TrialResult:
-        """Run a launch in the first lane, while none runs in the others."""
+        """Run a launch in the first lane, while no other lane runs one."""
         try:
             self.begin(0, spec, on_beat=on_beat, stop=stop)
             return self.end()[1]
@@ -116,12 +116,12 @@ class _Running:
 class ThreadLanes(Lanes):
     """Lanes whose launchers run in threads.
 
-    A launcher has one thread, which does nothing else and lasts until `close`: the processes of a launcher die with the
-    thread that has started them. What launches report, and the sentences of the launchers, wait in a queue for the
-    search's own thread, and the threads learn from an event that their launches are to end.
+    Each launcher has a dedicated thread, which lasts until `close`: the processes of a launcher die with the thread
+    that started them. What launches report, and the sentences of the launchers, wait in a queue for the search's own
+    thread. An event tells the threads that their launches are to end.
 
     Args:
-        make: makes the launcher of a lane, given the function that it is to call with its sentences.
+        make: makes the launcher of a lane, given the function to call with its sentences.
         says: receives these sentences.
     """
 
@@ -163,15 +163,15 @@ class ThreadLanes(Lanes):
                     if not self._running:
                         self._ending.clear()
                     return lane, running.result.result()
-            # Each of them wants to be asked.
-            asked = [running.stop() for running in self._running.values()]
-            if any(asked):
+            # A list, so that every `stop` is called.
+            stops = [running.stop() for running in self._running.values()]
+            if any(stops):
                 self._ending.set()
 
     def abandon(self) -> None:
         self._ending.set()
         running, self._running = self._running, {}
-        wait([one.result for one in running.values()])
+        wait([launch.result for launch in running.values()])
         self._ending.clear()
         with contextlib.suppress(queue.Empty):
             while True:
@@ -193,13 +193,13 @@ class ThreadLanes(Lanes):
 
 
 class VirtualLanes(Lanes):
-    """Lanes in virtual time: a launch is run to its end when it begins, and time then goes back to its beginning.
+    """Lanes in virtual time: a launch runs to its end when it begins, and time is then set back to its beginning.
 
-    Launches do not know of each other, so this is the same as running them at the same time, except that nobody can be
-    told to stop because of what another launch shows later.
+    Launches do not know of each other, so this is equivalent to running them at the same time, except that none can be
+    stopped because of what another launch shows later.
 
     Args:
-        launchers: one for each lane, which sleep on the clock. They may be one and the same.
+        launchers: one for each lane, which sleep on the clock. They may all be the same object.
     """
 
     def __init__(self, launchers: Sequence[Launcher], clock: VirtualClock) -> None:

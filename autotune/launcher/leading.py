@@ -1,7 +1,7 @@
-"""Starts a process for each rank of a training on this machine, and ends all of them with the first that fails.
+"""Starts a process for each rank of a training on this machine, and ends all of them when the first one fails.
 
-The leader trains nothing. It forks the ranks, waits for them, and names the one at fault: the others only lose their
-connection to it, or wait for it for ever. `RankProcesses` is what a launch of several ranks and a training with a
+The leader does not train. It forks the ranks, waits for them, and names the one at fault: the others only lose their
+connection to it, or wait for it forever. `RankProcesses` is what a launch of several ranks and a training with a
 profile have in common; `in_each_rank` is all that the latter needs.
 """
 
@@ -43,15 +43,15 @@ from autotune.machine.host import oom_kill_count, shared_memory
 
 _T = TypeVar("_T")
 
-#: A rank that has lost another one may end before that one is gone.
+#: A rank that has lost its connection to another one may end before the other does.
 GRACE_S = 1.0
-#: The same, where what ranks do at their end is worth more: trackers are told, checkpoints are complete by then.
+#: The same, where the end of a rank matters more: by then, trackers have been told and checkpoints are complete.
 TRAINING_GRACE_S = 3.0
-#: How often the leader looks at other things than the ends of ranks.
+#: How often the leader attends to anything other than the ends of ranks.
 LOOK_S = 0.5
-#: How long a killed process may take to be gone. Only one that is stuck in the kernel takes longer.
+#: How long a killed process may take to end. Only one that is stuck in the kernel takes longer.
 _GONE_S = 5.0
-#: Errors of a rank that another one has left alone, from gloo and NCCL.
+#: Errors from gloo and NCCL in a rank whose peer has gone.
 _LOST = (
     *("Connection closed by peer", "Connection reset by peer", "Connection refused", "Broken pipe"),
     *("NCCL error", "NCCL communicator was aborted", "remote process exited"),
@@ -62,11 +62,11 @@ class RankProcesses:
     """The processes of all ranks of a training, forked from this one, which must have no other threads.
 
     Each has the environment that ``torchrun`` sets, and dies with this process. Leaving the ``with`` statement kills
-    those that are left.
+    those that remain.
 
     Args:
-        count: how many ranks there are.
-        meeting: a file that is not there, through which they find each other.
+        count: number of ranks.
+        meeting: path of a new file through which they find each other.
         run: called in each process with the rank's number; returns its exit code.
 
     Raises:
@@ -76,7 +76,7 @@ class RankProcesses:
     def __init__(self, count: int, meeting: Path, run: Callable[[int], int]) -> None:
         meeting.unlink(missing_ok=True)
         self._meeting = meeting
-        #: Rank and pid by descriptor, of those that have not ended as far as is known.
+        #: Rank and pid by descriptor, of the ranks not known to have ended.
         self._left: dict[int, tuple[int, int]] = {}
         try:
             for rank in range(count):
@@ -94,34 +94,34 @@ class RankProcesses:
         return dict(self._left.values())
 
     def first_ends(self, look: Callable[[], None], *, each_ends: bool, grace_s: float = GRACE_S) -> dict[int, int]:
-        """Wait until the training is over; return the wait status of each rank that has ended by then, in order.
+        """Wait until the training is over; return the wait status of each ended rank, in the order in which they ended.
 
-        It is over with the end of the first rank, or when one fails.
+        It is over when the first rank ends, or when any rank fails.
 
         Args:
             look: called every `LOOK_S`.
-            each_ends: each rank ends by itself. Otherwise only the first one does.
-            grace_s: seconds that the others have to end by themselves after a failure.
+            each_ends: each rank ends by itself. Otherwise only the first rank does.
+            grace_s: seconds that the others get to end by themselves after a failure.
         """
-        watched = select.poll()
+        poller = select.poll()
         for descriptor in self._left:
-            watched.register(descriptor, select.POLLIN)
-        ended: dict[int, int] = {}
+            poller.register(descriptor, select.POLLIN)
+        statuses: dict[int, int] = {}
         deadline: float | None = None
         while True:
             left_s = LOOK_S if deadline is None else max(0.0, min(LOOK_S, deadline - time.monotonic()))
-            for descriptor, _ in watched.poll(1000 * left_s):
+            for descriptor, _ in poller.poll(1000 * left_s):
                 rank, pid = self._left.pop(descriptor)
-                watched.unregister(descriptor)
+                poller.unregister(descriptor)
                 os.close(descriptor)
-                ended[rank] = os.waitpid(pid, 0)[1]
-                if rank == 0 and ended[rank] == 0:
-                    return ended
-                if deadline is None and (ended[rank] or not each_ends):
+                statuses[rank] = os.waitpid(pid, 0)[1]
+                if rank == 0 and statuses[rank] == 0:
+                    return statuses
+                if deadline is None and (statuses[rank] or not each_ends):
                     deadline = time.monotonic() + grace_s
             look()
             if not self._left or (deadline is not None and time.monotonic() >= deadline):
-                return ended
+                return statuses
 
     def __enter__(self) -> Self:
         return self
@@ -132,14 +132,14 @@ class RankProcesses:
         self.end()
 
     def end(self) -> None:
-        """Kill what is left. What ended by itself is known; the rest has nothing more to say."""
+        """Kill the remaining ranks. Those that ended by themselves are known; the rest have nothing more to report."""
         for _, pid in self._left.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for descriptor, (_, pid) in self._left.items():
-            gone = select.poll()
-            gone.register(descriptor, select.POLLIN)
-            if gone.poll(1000 * _GONE_S):
+            poller = select.poll()
+            poller.register(descriptor, select.POLLIN)
+            if poller.poll(1000 * _GONE_S):
                 os.waitpid(pid, 0)
             os.close(descriptor)
         self._left.clear()
@@ -147,7 +147,7 @@ class RankProcesses:
 
 
 def _be(rank: int, count: int, meeting: Path, run: Callable[[int], int]) -> int:
-    """Be a rank, in the process that has been forked for it. Does not return."""
+    """Run a rank in the process forked for it. Does not return."""
     code = 1
     try:
         system.die_with_parent()
@@ -158,11 +158,11 @@ def _be(rank: int, count: int, meeting: Path, run: Callable[[int], int]) -> int:
             "LOCAL_WORLD_SIZE": str(count),
             RENDEZVOUS: str(meeting),
         }
-        # All are on this machine, whose name need not resolve.
+        # All ranks are on this machine, whose name need not resolve.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         code = run(rank)
     except Exception as error:
-        # Every failure is reported, unless it cannot be written.
+        # Every failure is printed, unless it cannot be written.
         code = CANNOT_WRITE if no_room(error) else 1
         with contextlib.suppress(OSError, ValueError):
             traceback.print_exc()
@@ -171,20 +171,20 @@ def _be(rank: int, count: int, meeting: Path, run: Callable[[int], int]) -> int:
 
 
 def lost_another(cause: str | None) -> bool:
-    """Return whether a rank has failed because another one was gone, by what it says."""
+    """Return whether a rank failed because another one was gone, judging by its cause."""
     return any(text in (cause or "") for text in _LOST)
 
 
 def at_fault(causes: Iterable[tuple[int, str | None]]) -> int:
-    """Return the rank whose end is that of the training, from what each says that has ended, in order: the first,
-    unless it ended because another one was gone."""
+    """Return the rank whose end decides the training's, given the ranks that have ended and their causes, in order: the
+    first one that did not end because another one was gone, or else the first."""
     order = list(causes)
     return next((rank for rank, cause in order if not lost_another(cause)), order[0][0])
 
 
 @dataclass(frozen=True)
 class _End:
-    """What a rank of a training says at its end: what it has come to, or the error in it, and where it was."""
+    """What a rank of a training reports at its end: its result, or its error and where that was raised."""
 
     value: Any = None
     cause: str | None = None
@@ -195,12 +195,12 @@ class _End:
 
 
 class _TraceOfRank(Exception):
-    """Shows where the error of a rank was, as the cause of the leader's."""
+    """Shows where the error of a rank was raised, as the cause of the leader's error."""
 
 
 @contextlib.contextmanager
 def without_threads() -> Iterator[None]:
-    """Let libraries that are imported in this block start no threads: this process is to be forked."""
+    """Keep libraries imported in this block from starting threads, because this process will be forked."""
     before = {name: os.environ.get(name) for name in IMPORT_ENV}
     os.environ |= IMPORT_ENV
     try:
@@ -214,33 +214,33 @@ def without_threads() -> Iterator[None]:
 
 
 def in_each_rank(count: int, train: Callable[[], _T], *, each_ends: bool, advice: str | None = None) -> _T:
-    """Train in a process for each rank of this machine, and return what the first of them comes to.
+    """Train in a process for each rank of this machine, and return the first rank's result.
 
-    Only the first has this process's streams. Each is in a session of its own, so that Ctrl-C reaches this process
-    alone; handlers of signals, and memory that is shared by then, they have in common with it.
+    Only the first rank has this process's streams. Each is in a session of its own, so that Ctrl-C reaches only this
+    process; they inherit its signal handlers, and share the memory that is already shared.
 
     Args:
-        train: called in each process, which is one of several ranks by its environment. What it returns in the first
-            one is pickled.
+        train: called in each process, whose environment makes it one of several ranks. Its result in the first rank is
+            pickled.
         each_ends: each rank ends by itself. Otherwise the others end with the first one.
         advice: what to do if a rank was killed.
 
     Raises:
         InterruptedSearch: a rank has raised it.
-        AutotuneError: a rank has failed. It names the rank.
+        AutotuneError: a rank has failed. The message names the rank.
     """
     if count == 1:
         return train()
-    # Not a `TemporaryDirectory`, which the first rank that ends would remove.
+    # Not a `TemporaryDirectory`, which the first rank to end would remove.
     folder = Path(tempfile.mkdtemp(prefix="autotune-ranks-"))
     with contextlib.ExitStack() as opened_here:
         opened_here.callback(shutil.rmtree, folder, ignore_errors=True)
-        own = [LaunchFiles(folder / f"rank-{rank}") for rank in range(count)]
-        for files in own:
+        rank_files = [LaunchFiles(folder / f"rank-{rank}") for rank in range(count)]
+        for files in rank_files:
             files.folder.mkdir()
-        logs = [opened_here.enter_context(Logs(files)) for files in own]
-        told = [os.memfd_create(f"rank-{rank}") for rank in range(count)]
-        for descriptor in told:
+        logs = [opened_here.enter_context(Logs(files)) for files in rank_files]
+        reports = [os.memfd_create(f"rank-{rank}") for rank in range(count)]
+        for descriptor in reports:
             opened_here.callback(os.close, descriptor)
 
         def run(rank: int) -> int:
@@ -249,11 +249,11 @@ def in_each_rank(count: int, train: Callable[[], _T], *, each_ends: bool, advice
                 for descriptor, opened in zip((1, 2), logs[rank].descriptors, strict=True):
                     os.dup2(opened, descriptor)
             faulthandler.enable(2)
-            # They would outlive a rank that is killed, and be missed by one that ends.
+            # Loader workers would otherwise outlive a rank that is killed, and be missed by one that ends.
             system.workers_die_with_leader()
             system.raise_for_workers_between_batches()
             end = _ended(train, told=rank == 0)
-            with open(told[rank], "wb", closefd=False) as stream:
+            with open(reports[rank], "wb", closefd=False) as stream:
                 pickle.dump(end, stream)
             return end.exit_code
 
@@ -263,23 +263,23 @@ def in_each_rank(count: int, train: Callable[[], _T], *, each_ends: bool, advice
 
         kills = oom_kill_count()
         with RankProcesses(count, folder / "rendezvous", run) as ranks:
-            ended = ranks.first_ends(look, each_ends=each_ends, grace_s=TRAINING_GRACE_S)
+            statuses = ranks.first_ends(look, each_ends=each_ends, grace_s=TRAINING_GRACE_S)
         killed = kills is not None and (oom_kill_count() or 0) > kills
         ends = {
-            rank: _told(told[rank]) or _unreported(status, tail(own[rank].stderr), advice, killed=killed)
-            for rank, status in ended.items()
+            rank: _told(reports[rank]) or _unreported(status, tail(rank_files[rank].stderr), advice, killed=killed)
+            for rank, status in statuses.items()
         }
     if 0 in ends and not ends[0].exit_code:
         value: _T = ends[0].value
         return value
     rank = at_fault((rank, end.cause) for rank, end in ends.items())
-    # What all of them say has nothing to do with one.
-    alike = len(ends) == count and len({end.cause for end in ends.values()}) == 1
-    raise _error(ends[rank], "" if alike else f"rank {rank}: ")
+    # A cause that all ranks report is not specific to one of them.
+    same_cause = len(ends) == count and len({end.cause for end in ends.values()}) == 1
+    raise _error(ends[rank], "" if same_cause else f"rank {rank}: ")
 
 
 def _ended(train: Callable[[], Any], *, told: bool) -> _End:
-    """Train, and return how it has ended."""
+    """Train, and return how the training ended."""
     try:
         value = train()
         return _End(value if told else None)
@@ -292,7 +292,7 @@ def _ended(train: Callable[[], Any], *, told: bool) -> _End:
 
 
 def _told(descriptor: int) -> _End | None:
-    """Return what a rank has said; ``None`` if it did not come to it."""
+    """Return what a rank has reported; ``None`` if it ended before it could."""
     os.lseek(descriptor, 0, os.SEEK_SET)
     with open(descriptor, "rb", closefd=False) as stream, contextlib.suppress(EOFError, pickle.UnpicklingError):
         end = pickle.load(stream)
@@ -302,7 +302,7 @@ def _told(descriptor: int) -> _End | None:
 
 
 def _unreported(status: int, log: str | None, advice: str | None, *, killed: bool) -> _End:
-    """Return the end of a rank that did not say anything."""
+    """Return the end of a rank that has reported nothing."""
     code = os.waitstatus_to_exitcode(status)
     ending, cause, other = unreported(code, None, shared_memory(), kernel_killed=killed)
     fault = WorkloadError if ending is TrialStatus.CRASHED else MachineError
@@ -310,7 +310,7 @@ def _unreported(status: int, log: str | None, advice: str | None, *, killed: boo
 
 
 def _error(end: _End, who: str) -> AutotuneError:
-    """Return the error that the leader raises for a rank's, whose sentence begins with who it is."""
+    """Return the error that the leader raises for a rank's; its message begins with ``who``."""
     if end.exit_code > 128:
         error: AutotuneError = InterruptedSearch(end.exit_code - 128, advice=end.advice)
     else:

@@ -1,4 +1,4 @@
-"""Whether the machine is quiet."""
+"""Tells whether the machine is quiet."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ ASK_EVERY_S = 1.0
 SAY_AFTER_S = 2.0
 #: A card that has not reported its memory use by then never does (it shares the host's memory).
 UNTOLD_S = 10.0
-#: Memory use that has not changed for this long belongs to someone who stays: a driver returns that of a process that
-#: was killed, 100 GB and more, within a few seconds.
+#: Memory use that has not changed for this long belongs to someone who stays: a driver frees the memory of a killed
+#: process, 100 GB and more, within a few seconds.
 STEADY_S = 20.0
-#: Utilization up to which nobody works on a card: a desktop draws now and then.
+#: Utilization up to which a card counts as unused: a desktop draws now and then.
 RESTING_PERCENT = 5
-#: What a desktop with a browser uses, which the driver does not list, now more and now less. Of memory that no listed
-#: process holds, more than this may be what a dead process of ours has left, and each further trial would lack it.
+#: The varying amount of memory that a desktop with a browser uses; the driver does not list its processes. If more than
+#: this is held by no listed process, one of our dead processes may have left it, and each further trial would lack it.
 DESKTOP_BYTES = 2 * 2**30
-#: The same as `STEADY_S` for more memory than that, if the driver does not tell who is on the card.
+#: Like `STEADY_S`, for more memory than that, if the driver does not report which processes are on the card.
 UNTOLD_PROCESSES_S = 60.0
 #: After this long, the search gives up on the card.
 PATIENCE_S = 600.0
@@ -52,7 +52,7 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class _Level:
-    """What has been on a card unchanged since ``since_s`` of the wait."""
+    """The use of a card, unchanged since ``since_s`` of the wait."""
 
     since_s: float
     used_bytes: int
@@ -62,9 +62,9 @@ class _Level:
 class Quiet:
     """Waits for a quiet machine before each launch of one search.
 
-    A card's idle level is its memory use before the first launch, or a lower one seen later. A card is quarantined, so
-    that no launch begins on it, until it is back at that level and while it does not answer. Somebody else's memory
-    that stays, while nobody works on the card, becomes part of the idle level after `STEADY_S`.
+    A card's idle level is its memory use before the first launch, or a lower use seen later. A card is quarantined, so
+    that no launch begins on it, until it is back at that level, and while it does not answer. Memory of others that
+    stays in use while nobody computes on the card becomes part of the idle level after `STEADY_S`.
 
     Args:
         cards: returns the driver's current view of the cards.
@@ -89,16 +89,16 @@ class Quiet:
         self._idle_bytes: dict[str, int] = {}
         self._untold: set[str] = set()
         self._levels: dict[str, _Level] = {}
-        #: Cards whose idle level holds somebody else's memory.
+        #: Cards whose idle level includes memory of others.
         self._shared: set[str] = set()
-        #: Who was on each card when the last launch began.
+        #: Processes on each card when the last launch began.
         self._present: dict[str, frozenset[int]] = {}
 
     def wait(self, uuids: Sequence[str], stop: Callable[[], bool], *, allow_busy: bool = False) -> float:
         """Wait until the cards are idle and no process is stuck; return the seconds waited.
 
         Args:
-            allow_busy: others may work on the cards. Their memory use must be steady all the same.
+            allow_busy: others may compute on the cards, but their memory use must still be steady.
 
         Raises:
             Stopped: ``stop`` returned True.
@@ -108,7 +108,7 @@ class Quiet:
             return 0.0
         began = self._clock.now()
         quiet = 0
-        said = False
+        notified = False
         self._levels.clear()
         while True:
             waited_s = self._clock.now() - began
@@ -120,10 +120,10 @@ class Quiet:
                 raise Stopped(waited_s)
             if trouble and waited_s >= PATIENCE_S:
                 raise MachineError(f"waited {waited_s:.0f} s in vain: {trouble}", advice=advice)
-            if trouble and waited_s >= SAY_AFTER_S and not said:
+            if trouble and waited_s >= SAY_AFTER_S and not notified:
                 self._on_wait(f"waiting, because {trouble}.")
-                said = True
-            self._clock.sleep(ASK_EVERY_S if said else GAP_S)
+                notified = True
+            self._clock.sleep(ASK_EVERY_S if notified else GAP_S)
 
     def _trouble(self, uuids: Sequence[str], waited_s: float, *, allow_busy: bool) -> tuple[str, str]:
         """Return what is waited for and what to do about it; empty strings if nothing."""
@@ -174,13 +174,13 @@ class Quiet:
         if used <= idle + IDLE_BYTES:
             self._present[uuid] = frozenset(card.processes or ())
             return ""
-        were = f"{idle / _MIB:.0f} MiB were when it was idle"
-        return f"{used / _MIB:.0f} MiB of the GPU {name} are in use{_by(card)}, and {were}; nothing of this search runs"
+        norm = f"{idle / _MIB:.0f} MiB were when it was idle"
+        return f"{used / _MIB:.0f} MiB of the GPU {name} are in use{_by(card)}, and {norm}; nothing of this search runs"
 
     def _stays(self, card: Gpu, used: int, waited_s: float, *, allow_busy: bool) -> bool:
-        """Return whether what occupies a card is somebody who stays there, and does not work.
+        """Return whether a card is occupied by somebody who stays there without computing.
 
-        It is then neither what a launch of ours leaves, because that goes or is held by nobody, nor a job, which ends.
+        Then it is neither what one of our launches left, which goes away or has no process, nor a job, which ends.
         """
         processes = None if card.processes is None else frozenset(card.processes)
         if allow_busy:
@@ -188,19 +188,19 @@ class Quiet:
         elif card.utilization_percent is not None:
             resting = card.utilization_percent <= RESTING_PERCENT
         else:
-            # MIG instances, for example: nobody has come since.
+            # MIG instances, for example: no process has been added since.
             resting = processes is None or processes <= self._present.get(card.uuid, frozenset())
-        held = bool(processes) or used - self._idle_bytes[card.uuid] <= DESKTOP_BYTES
+        is_held = bool(processes) or used - self._idle_bytes[card.uuid] <= DESKTOP_BYTES
         level = self._levels.get(card.uuid)
         if level is None or level.processes != processes or abs(used - level.used_bytes) > IDLE_BYTES or not resting:
             level = self._levels[card.uuid] = _Level(waited_s, used, processes)
         steady_s = waited_s - level.since_s
-        return steady_s >= STEADY_S if held else processes is None and steady_s >= UNTOLD_PROCESSES_S
+        return steady_s >= STEADY_S if is_held else processes is None and steady_s >= UNTOLD_PROCESSES_S
 
     def _say_stays(self, card: Gpu, used: int, *, allow_busy: bool) -> None:
-        what = f"{used / _MIB:.0f} MiB of the GPU {_name(card)} stay in use{_by(card)}"
-        then = "" if allow_busy else ", and windows in which others compute there are discarded"
-        self._on_wait(f"{what}; that counts as idle{then}.")
+        use = f"{used / _MIB:.0f} MiB of the GPU {_name(card)} stay in use{_by(card)}"
+        consequence = "" if allow_busy else ", and windows in which others compute there are discarded"
+        self._on_wait(f"{use}; that counts as idle{consequence}.")
 
 
 def _name(card: Gpu) -> str:
@@ -225,5 +225,5 @@ def cards_of(spec: TrialSpec) -> list[str]:
     """Return the UUIDs of the cards or MIG instances a launch uses; empty if they are not identified by UUID."""
     if not spec.devices[0].startswith("cuda"):
         return []
-    named = spec.env.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    return [name for name in named if name.startswith(("GPU-", "MIG-"))]
+    visible_devices = spec.env.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return [name for name in visible_devices if name.startswith(("GPU-", "MIG-"))]

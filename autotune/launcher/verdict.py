@@ -19,14 +19,14 @@ from autotune.launcher.watch import Watch
 #: A result takes some kilobytes per second measured. A larger file is not ours.
 MAX_RESULT_BYTES = 64 * 2**20
 EVIDENCE_LINES = 15
-#: Bytes of a log in which these lines are looked for.
+#: Bytes at the end of a log that are searched for these lines.
 TAIL_BYTES = 2**14
 #: A report may exceed the launcher's own clock by these seconds or this fraction.
 CLOCK_S = 0.1
 CLOCK_FRACTION = 0.01
 #: First words of faulthandler's report when a signal kills a process.
 _FATAL = "Fatal Python error: "
-#: Last words of a library that cannot start a thread (EAGAIN); OpenMP's exits then.
+#: Last words of a library that cannot start a thread (EAGAIN); OpenMP's then exits.
 _NO_PROCESSES = os.strerror(errno.EAGAIN)
 _HOST_OOM = "the kernel's memory killer ended {}"
 _MORE_MEMORY = "use fewer workers, less prefetch or a smaller batch, or give the machine more memory."
@@ -101,7 +101,7 @@ def verdict(
 
 
 def _without_ours(log: str | None) -> str | None:
-    """Return what a script has said, without the lines in which the agent says what it has set."""
+    """Return a script's output without the lines in which the agent reports what it has set."""
     lines = (log or "").splitlines()
     return "\n".join(line for line in lines if not line.startswith("autotune: ")) or None
 
@@ -129,13 +129,13 @@ def _as_reported(
 
 
 def _contradiction(reported: TrialResult, watch: Watch) -> str | None:
-    """Return what in a report the launcher's own clock contradicts, as a sentence; ``None`` if nothing."""
+    """Return how the launcher's own clock contradicts a report, as a sentence; ``None`` if it does not."""
     if watch.was_stopped:
         return None
     measured = reported.measurement
     if measured is not None:
         lost_s = sum(window.seconds for window in measured.discarded)
-        # The start of a script that an earlier launch has started was that one's.
+        # If an earlier launch started the script, the startup time belongs to that launch.
         startup_s = 0.0 if reported.within is not None else measured.startup_s
         claimed_s = startup_s + measured.compile_s + measured.warmup_s + measured.measured_s + lost_s
         if claimed_s > watch.seconds + max(CLOCK_S, CLOCK_FRACTION * watch.seconds):
@@ -160,7 +160,7 @@ def _disbelieved(result: TrialResult, contradiction: str, evidence: str | None) 
             "rate_seen_per_s": None,
             "measurement": None,
             "heat": None,
-            # The machine may have held up the search's own process, too.
+            # The machine may also have held up the search's own process.
             "transient": True,
         }
     )
@@ -223,13 +223,13 @@ def _missing(spec: TrialSpec, result: TrialResult) -> str | None:
         return f"it names launch {result.launch!r}"
     if result.status is not TrialStatus.COMPLETE:
         return None if result.cause else "a failure without a cause"
-    found = {
+    parts = {
         LaunchKind.PROBE: result.probe,
         LaunchKind.TRAIN_CHECK: result.check,
         LaunchKind.HOLD: result.hold,
         LaunchKind.HEAT: result.heat,
     }
-    return None if found.get(spec.kind, result.measurement) else f"a success without what a {spec.kind} launch is for"
+    return None if parts.get(spec.kind, result.measurement) else f"a success without what a {spec.kind} launch is for"
 
 
 def _signal_name(number: int) -> str:

@@ -1,4 +1,4 @@
-"""A launch that is watched from outside."""
+"""Watches a launch from outside."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from autotune.knobs.compile_mode import compiles, phase_clause
 
 #: Format of a process's report of itself. Linux pids have at most seven digits.
 _FORKED = re.compile(rb'\{"forked": (\d{1,7})\}')
-#: What the leader of several ranks says of those that the others wait for.
+#: How the leader of several ranks reports those that the others wait for.
 _LATE = re.compile(rb'\{"late": "([^"]{1,1000})"\}')
-#: The line of a launch that is over and goes on for others.
+#: The line of a launch that is over, and whose script goes on for others.
 KEPT = b'{"kept": true}'
-#: The line of a spawned process when its imports are done.
+#: The line of a spawned process whose imports are done.
 _IMPORTED = b'{"imported": true}'
 _STEPPING = (Phase.WARMUP, Phase.MEASURE)
-#: What a script has not done when the limit of a phase has passed; see `ScriptProcess`.
+#: What a script failed to do within the limit of a phase; see `ScriptProcess`.
 _NOT_YET = {
     Phase.LOAD: "the script did not import torch within {}",
     Phase.BUILD: "the script imported torch, and called no model to train it within {}",
     Phase.COMPILE: "the script called a model to train it, and no optimizer of PyTorch took a step within {}",
 }
 _PREPARE = "before it trains, a script may take two minutes, or a quarter of the --budget if that is more."
-#: Time between the report of a launch and its exit, for exit handlers. After that its processes are killed.
+#: Time between a launch's report and its exit, for exit handlers. After that its processes are killed.
 EXIT_S = 5.0
-#: Time limit for these imports; the template has done the same shortly before.
+#: Time limit for these imports; the template has done the same ones shortly before.
 IMPORT_S = 180.0
 #: A difference between the child's clock and ours counts only above these seconds and this fraction.
 DRIFT_S = 0.5
@@ -60,16 +60,16 @@ class Watch:
         self.peak_bytes: int | None = None
         #: Pids of all processes the launch has reported, running or not.
         self.pids: set[int] = set()
-        #: The status it was ended with by the launcher, if it was.
+        #: The status with which the launcher ended it, if it did.
         self.ended: TrialStatus | None = None
         self.cause = ""
         #: Which ranks the others were waiting for when it was ended, as a clause.
         self.late: str | None = None
-        #: What to do about it, if that is known here.
+        #: What to do about it, if known here.
         self.advice: str | None = None
         #: What disturbed its last window, as a clause.
         self.disturbed: str | None = None
-        #: In a heat, whose turn it was at the last beat.
+        #: In a heat, the turn at the last beat.
         self.turn: int | None = None
         #: It has reported, and waits for another launch.
         self.kept = False
@@ -79,7 +79,7 @@ class Watch:
         self.was_stopped = False
         self._imports = self._imported = False
         self._reported_at: float | None = None
-        #: Of each beat in the measure phase: the child's clock, and how late it arrived by ours.
+        #: For each beat in the measure phase: the child's clock, and how late it arrived by ours.
         self._stamps: list[tuple[float, float]] = []
         self._on_beat = on_beat
         self._stop = stop
@@ -108,7 +108,7 @@ class Watch:
                 continue
             with contextlib.suppress(ValidationError):
                 self.beat(Beat.model_validate_json(line))
-        # A long line without an end is not ours: user code can write to the pipe too.
+        # An overlong line without an end is not ours: user code can write to the pipe too.
         self._buffer = self._buffer[-4096:]
 
     def beat(self, beat: Beat) -> None:
@@ -118,7 +118,7 @@ class Watch:
             self._book(now)
             self.phase, self._phase_began = beat.phase, now
         if beat.turn is not None and beat.turn != self.turn:
-            # Each entrant has the whole limit of a phase for itself.
+            # Each entrant gets the whole limit of a phase.
             self._book(now)
             self.turn, self._phase_began = beat.turn, now
         self._last_beat = now
@@ -134,11 +134,11 @@ class Watch:
             self.phase_s[self.phase] = self.phase_s.get(self.phase, 0.0) + now - self._phase_began
 
     def begin(self) -> None:
-        """Start counting the launch's time here: its process is about to be forked, or has done its imports."""
+        """Start counting the launch's time now: its process is about to be forked, or has done its imports."""
         self._began = self._phase_began = self._last_beat = self.clock.now()
 
     def spawned(self) -> None:
-        """Note that the launch is a fresh process: its imports are no part of it, and have a limit of their own."""
+        """Note that the launch is a fresh process: its imports do not count as part of it, and have their own limit."""
         self._imports = not self._imported
 
     def reported(self) -> None:
@@ -147,14 +147,15 @@ class Watch:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the launch began, until its report if it has reported."""
+        """Seconds since the launch began, or between its beginning and its report if it has reported."""
         return (self.clock.now() if self._reported_at is None else self._reported_at) - self._began
 
     @property
     def clock_speed(self) -> float:
         """Speed of the child's clock in the measure phase relative to this process's; 1 if they agree.
 
-        A beat may be read late but not early, so the earliest of each half shows how far the clocks have diverged.
+        A beat may be read late but not early, so the least delayed beat of each half shows how far the clocks have
+        diverged.
         """
         count = len(self._stamps)
         if count < 4:
@@ -162,14 +163,15 @@ class Watch:
         first = min(self._stamps[: count // 2], key=lambda stamp: stamp[1])
         last = min(self._stamps[count // 2 :], key=lambda stamp: stamp[1])
         child_s = last[0] - first[0]
-        ours_s = child_s + last[1] - first[1]
-        differ = abs(ours_s - child_s) > max(DRIFT_S, DRIFT_FRACTION * max(ours_s, child_s))
-        return child_s / ours_s if differ and ours_s > 0 else 1.0
+        own_s = child_s + last[1] - first[1]
+        differ = abs(own_s - child_s) > max(DRIFT_S, DRIFT_FRACTION * max(own_s, child_s))
+        return child_s / own_s if differ and own_s > 0 else 1.0
 
     def finish(self) -> None:
         """Add the duration of the last phase to `phase_s`, and note whether the search was asked to end meanwhile.
 
-        Who ends a whole job, as Slurm does, signals the launch and its search at once, and the launch may die first.
+        Whatever ends a whole job, such as Slurm, signals the launch and its search at once, and the launch may die
+        first.
         """
         self._book(self.clock.now())
         if self.ended is None and self._stop():
@@ -179,7 +181,7 @@ class Watch:
         """Return whether the launch must end now; set `ended` and `cause`, or `lingered`, if so."""
         now = self.clock.now()
         limits, phase = self.spec.limits, self.phase or Phase.LOAD
-        named = phase_clause(phase, self.spec.config)
+        phase_name = phase_clause(phase, self.spec.config)
         if self._stop():
             self._interrupted()
         elif self._imports:
@@ -190,7 +192,7 @@ class Watch:
             self.lingered = now - self._reported_at > EXIT_S
         elif phase in _STEPPING and now - self._last_beat > limits.silence_s:
             self.ended = TrialStatus.HANG
-            self.cause = f"no step was finished for {limits.silence_s:.4g} s in {named}"
+            self.cause = f"no step was finished for {limits.silence_s:.4g} s in {phase_name}"
         elif limits.total_s is not None and now - self._began > limits.total_s:
             self.ended = TrialStatus.TIMEOUT
             self.cause = f"it was not measured within the {limits.total_s:.4g} s it was given"
@@ -204,13 +206,13 @@ class Watch:
         self.ended, self.cause = TrialStatus.INTERRUPTED, f"the search was ended while it ran{meanwhile}"
 
     def _late(self, phase: Phase) -> tuple[str, str | None]:
-        """Say that the limit of a phase has passed, and what to do."""
+        """Return a sentence that the limit of a phase has passed, and what to do about it."""
         limit = f"{self.spec.limits.of(phase):.4g} s"
         if self.spec.command is not None and self.spec.command.rate is not None and phase is Phase.COMPILE:
             return f"the program told no rate within {limit} that --rate matches", _PREPARE
         # In the turns of a heat, a phase has another meaning.
-        is_seen = self.spec.command is not None and self.turn is None
-        if is_seen and phase in _NOT_YET and not (phase is Phase.COMPILE and compiles(self.spec.config)):
+        is_observed = self.spec.command is not None and self.turn is None
+        if is_observed and phase in _NOT_YET and not (phase is Phase.COMPILE and compiles(self.spec.config)):
             return _NOT_YET[phase].format(limit), _PREPARE
         return f"{phase_clause(phase, self.spec.config)} took longer than its limit of {limit}", None
 
@@ -219,7 +221,7 @@ class Watch:
 
 
 def make_way(path: Path) -> None:
-    """Remove a folder that user code has put where a file of ours belongs. All else can be replaced or unlinked."""
+    """Remove a folder that user code has put where one of our files belongs. All else can be replaced or unlinked."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
 
@@ -247,7 +249,7 @@ def open_folder(spec: TrialSpec) -> LaunchFiles:
 
 # The logs of a launch: what it writes to stdout and stderr, up to a limit.
 
-#: A log that has grown beyond this is cut to its first and last bytes.
+#: A log that grows beyond the first size is cut to its beginning and its end, each of the second size.
 LIMIT_BYTES = 16 * 2**20
 KEPT_BYTES = 2**20
 
@@ -256,10 +258,10 @@ class Logs:
     """Both logs of one launch, open from before it is forked until it has ended.
 
     The launch writes to the files directly, without us in between. Since they are opened for appending, cutting them
-    here moves the place of its next write, too.
+    here also moves the position of its next write.
 
     Raises:
-        MachineError: the files cannot be made.
+        MachineError: the files cannot be created.
     """
 
     def __init__(self, files: LaunchFiles) -> None:
@@ -283,8 +285,8 @@ class Logs:
         return self._open
 
     def cut(self) -> None:
-        """Cut logs that are too long. Call it several times a second; each call allows for some more bytes to be
-        written meanwhile."""
+        """Cut logs that are too long. To be called several times a second; logs may exceed the limit by what is written
+        between two calls."""
         for number, descriptor in enumerate(self._open):
             size = os.fstat(descriptor).st_size
             if size <= LIMIT_BYTES:
@@ -292,7 +294,7 @@ class Logs:
             self._lost[number] += size - 2 * KEPT_BYTES
             tail = os.pread(descriptor, KEPT_BYTES, size - KEPT_BYTES)
             note = f"\n[autotune: {self._lost[number] >> 20} MiB of this log were cut out here]\n".encode()
-            # What is written between these two lines is lost, or comes before the note.
+            # Output written between the next two calls is lost, or precedes the note.
             os.ftruncate(descriptor, KEPT_BYTES)
             with contextlib.suppress(OSError):  # the disk is full
                 os.write(descriptor, note + tail)
@@ -329,14 +331,14 @@ def remove_leftovers(pids: Iterable[int], *, folder: Path = SHM) -> list[str]:
     that pid now: it may have been reused.
 
     Args:
-        pids: of processes that belonged to this study.
+        pids: pids of processes that belonged to this study.
     """
-    ours = set(pids)
+    study_pids = set(pids)
     removed: list[str] = []
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             maker = _maker(entry.name)
-            if maker not in ours or is_alive(maker):
+            if maker not in study_pids or is_alive(maker):
                 continue
             # Another cleanup may have removed it already.
             with contextlib.suppress(OSError):
@@ -348,10 +350,10 @@ def remove_leftovers(pids: Iterable[int], *, folder: Path = SHM) -> list[str]:
 
 def _maker(name: str) -> int | None:
     for pattern in _NAMES:
-        if found := pattern.fullmatch(name):
-            return int(found[1])
-    found = _CUDA.fullmatch(name)
-    return int(found[1], 16) if found else None
+        if match := pattern.fullmatch(name):
+            return int(match[1])
+    match = _CUDA.fullmatch(name)
+    return int(match[1], 16) if match else None
 
 
 def is_alive(pid: int) -> bool:
@@ -367,7 +369,7 @@ def is_alive(pid: int) -> bool:
 
 #: Set in the environment of every process of a study.
 STUDY_MARK = "AUTOTUNE_STUDY"
-#: The same of one launcher, of which a study may have several.
+#: The same for one launcher, of which a study may have several.
 LAUNCHER_MARK = "AUTOTUNE_LAUNCHER"
 #: Set in the environment of every process of a daemon job's run.
 JOB_MARK = "AUTOTUNE_JOB"

@@ -89,7 +89,7 @@ def _statuses(value: dict[str, int]) -> dict[str, int]:
 def _configuration(value: Any) -> Any:
     """Check a configuration against the contract's spelling, and sort it in the contract's order."""
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-        return value  # pydantic refuses it with its own message
+        return value  # pydantic rejects it with its own message
     for name, setting in value.items():
         _setting(name, setting)
     if "batch_size" not in value:
@@ -97,8 +97,12 @@ def _configuration(value: Any) -> Any:
     active = canonical(value)
     for name in value:
         if name not in active:
-            needed = KNOBS[name].needs or ""
-            raise Wrong(f"means nothing with {needed} {spell(value[needed])}", key=name, advice="remove that line.")
+            required_knob = KNOBS[name].needs or ""
+            raise Wrong(
+                f"means nothing with {required_knob} {spell(value[required_knob])}",
+                key=name,
+                advice="remove that line.",
+            )
     return active
 
 
@@ -139,8 +143,8 @@ Configuration = Annotated[dict[str, Value], BeforeValidator(_configuration)]
 
 
 class _Section(Record):
-    """A part of a profile. Keys that came later are not written at their defaults, so that versions that do not know
-    them read the profiles of most trainings."""
+    """A part of a profile. Keys added later are not written at their defaults, so that versions that do not know them
+    can read the profiles of most trainings."""
 
     _later: ClassVar[tuple[str, ...]] = ()
 
@@ -158,8 +162,8 @@ class ProfileWorkload(_Section):
     ``path`` and ``module`` (``package.module:NAME``) only say where it was found; the profile is valid for any workload
     with this ``sha256``. Both are ``None`` for a workload of the catalog.
 
-    ``flags`` only say what ``--map`` was given as; a profile adds no words to a command. Without such words the script
-    has the values ``own``, as far as they are known.
+    ``flags`` only record the values given to ``--map``; a profile adds no words to a command. Without such words, the
+    script uses the values in ``own``, as far as they are known.
     """
 
     name: str
@@ -208,20 +212,20 @@ class Gives(_Section):
         peak_memory_bytes: peak of device memory, or of host memory on a CPU (see `peak_memory_is`).
         compile_seconds: duration of the first step; startup_seconds: from the launch to that step. Both are not part of
             the rate.
-        loader_wait_fraction: fraction of a step spent waiting for the loader, 0 to 1; ``None`` if nothing tells.
+        loader_wait_fraction: fraction of a step spent waiting for the loader, 0 to 1; ``None`` if unknown.
         epoch_turn_seconds: extra time between two epochs; ``None`` if it could not be measured.
         launches: number of independent processes that the figures are based on.
         same_batch: whether the configuration has the baseline's batch size.
         trains_like_fp32: whether its losses match those of eager fp32 from the same weights and batches; ``None`` if
             not checked.
-        same_data: whether its loader delivers what the baseline's does; ``None`` if that was not compared.
+        same_data: whether its loader delivers the same data as the baseline's; ``None`` if not compared.
         memory_headroom: fraction of the memory that stayed free in a longer run with an evaluation pass, 0 to 1;
             ``None`` if not checked.
         sustained_samples_per_second: CUDA: the rate in that longer run, at the clocks that the card holds; ``None`` if
             not measured.
         learning_rate: of the optimizer's first parameter group; ``None`` if it is unknown.
-        unproven: what the speedup is, where separate launches in turns have not proven it, as a clause; ``None`` where
-            they have.
+        unproven: what the speedup is if separate launches in turns have not proven it, as a clause; ``None`` if they
+            have.
     """
 
     samples_per_second: Rate
@@ -252,9 +256,9 @@ class Conditions(_Section):
     ``image_size`` is in pixels (``None`` without images), ``data`` is the kind of data. ``page_cache`` says whether its
     files were read from memory (``warm``) or perhaps from the disk (``cold``); it is ``None`` without files and in
     profiles of older versions. With ``allow_busy``, the figures include the effects of other processes on the machine.
-    ``ranks`` processes train together; the batch size is each one's, rates are of all together. A script saw ``cards``
-    cards. With ``keeps_batch_size``, no other batch size was searched, because none was wanted. Rates count
-    ``samples``, or ``steps`` of a script that tells nothing of its samples.
+    ``ranks`` processes train together; the batch size is that of each, rates are of all together. A script saw
+    ``cards`` cards. With ``keeps_batch_size``, no other batch size was searched, because none was wanted. Rates count
+    ``samples``, or ``steps`` of a script that does not report its samples.
     """
 
     device: str
@@ -330,23 +334,23 @@ class Profile(Record):
 
     @property
     def behind_store(self) -> str | None:
-        """The slow store that a search has put in front of the data, in words; ``None`` if there was none."""
+        """The slow store that the search put in front of the data, in words; ``None`` if there was none."""
         store = self.fingerprint.values.get("data_store")
         return None if store is None else str(store)
 
     def sealed(self) -> Profile:
-        """Return this profile with the hash of its content, which is to be what was measured."""
+        """Return this profile with the hash of its content, which must be as it was measured."""
         provenance = self.provenance.model_copy(update={"sha256": self._sha256()})
         return self.model_copy(update={"provenance": provenance})
 
     @property
     def altered(self) -> bool:
-        """Whether it was changed after it was written. A hash of the content is no signature: it notices a slip, not
-        malice."""
+        """Whether it was changed after it was written. The hash of the content is no signature: it detects accidents,
+        not malice."""
         return self.provenance.sha256 not in (None, self._sha256())
 
     def _sha256(self) -> str:
-        # Without the keys at their defaults: those that a later version adds must not change the hash.
+        # Leave out keys at their defaults: those that a later version adds must not change the hash.
         data = self.model_dump(mode="json", exclude_defaults=True, exclude={"provenance": {"sha256"}})
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 

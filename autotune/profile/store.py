@@ -26,25 +26,25 @@ from autotune.profile import MAX_BYTES, Profile, altered, dump, parse, printable
 from autotune.profile.yaml import CODE, PROFILE, brief
 from autotune.workload.catalog import constants, find_workload, is_named, source_hash
 
-# What of a profile holds on this machine, as far as it can be told without torch and without a process.
+# What of a profile holds on this machine, as far as it can be determined without torch and without a process.
 
-#: What stands for the code of the training where its files are not here.
+#: Stands for the training's code if its files are not on this machine.
 GONE = "gone"
 #: Fingerprint values that define a slot. A change of any other value makes a profile stale.
 HARDWARE = ("gpu_model", "gpu_memory_bytes", "mig", "cpu_model", "cores")
 Row = tuple[str, str, str]
-#: Values that concern only trainings on a card.
+#: Values that matter only to trainings on a card.
 _OF_CARDS = ("gpu_model", "driver", "power_limit_w", "mig", "cuda")
 
 
 def differences(profile: Profile, here: Fingerprint) -> list[Row]:
-    """Return what differs on this machine, the workload's files included, as far as no process has to be started."""
+    """Return what differs on this machine, including the workload's files, without starting a process."""
     then = profile.fingerprint.values
     now = dict(here.values)
     if not profile.conditions.device.startswith("cuda"):
         now = {name: value for name, value in now.items() if name not in _OF_CARDS}
     else:
-        # Without a card, or without an answer from the driver, this is not the same kind of machine.
+        # Without a card, or if the driver does not answer, this is not the same kind of machine.
         now.setdefault("gpu_model", "none")
     now[CODE] = _workload_now(profile)
     rows = [(n, brief(then[n]), brief(v)) for n, v in now.items() if n in then and v is not None and then[n] != v]
@@ -63,8 +63,8 @@ def stale_rows(profile: Profile, here: Fingerprint) -> list[Row]:
 
 
 def has_default_size(profile: Profile) -> bool:
-    """Return whether a profile has the image size that its workload has if none is asked for, on a device like its own;
-    not if that cannot be read in the workload's file."""
+    """Return whether a profile has its workload's default image size for its kind of device; False if that cannot be
+    read from the workload's file."""
     w, then = profile.workload, profile.conditions
     if then.image_size is None or w.module is not None:
         return then.image_size is None
@@ -84,7 +84,7 @@ def look_here(
 
     Args:
         uuid: the card or MIG instance to describe; defaults to that of ``index``.
-        index: of the card, among those that CUDA shows this process.
+        index: of the card, among those that CUDA shows to this process.
     """
     host = read_host()
     card = _card(cards(), uuid, index)
@@ -111,16 +111,16 @@ def _card(found: list[Gpu] | NvmlUnavailable, uuid: str | None, index: int) -> G
         return None
     if uuid is not None:
         return next((device for device in with_instances(found) if device.uuid == uuid), None)
-    shown = visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    if index >= len(shown):
+    devices = visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if index >= len(devices):
         return None
-    return shown[index].instances[0] if shown[index].instances else shown[index]
+    return devices[index].instances[0] if devices[index].instances else devices[index]
 
 
 def _workload_now(profile: Profile) -> str | None:
     w = profile.workload
     if w.module is not None:
-        # The file is not known without an import, which would run it.
+        # Finding the file would take an import, which would run it.
         return None
     try:
         return source_hash(Path(w.path)) if w.path is not None else find_workload(w.name, w.args).sha256
@@ -140,7 +140,7 @@ class Entry(Record):
 
     Attributes:
         file: its name in ``history/``. verdict: the decision, as a clause.
-        replaced: it replaced the profile in force.
+        replaced: whether it replaced the profile in force.
     """
 
     file: str
@@ -172,14 +172,14 @@ class Slot:
     path: Path
 
     def stale(self, here: Fingerprint) -> list[Row]:
-        """Return what has changed since the profile was measured, as far as that can be told here: of other hardware
+        """Return what has changed since the profile was measured, as far as this machine can tell: for other hardware,
         only what was noted there, and the training's code."""
         rows = differences(self.profile, here)
         if not any(name in HARDWARE for name, _, _ in rows):
             return rows
-        told = [row for row in rows if row[0] in (PROFILE, CODE) and row[2] != GONE]
-        names = [name for name, _, _ in told]
-        return [*told, *(row for row in self.state.stale if row[0] not in (*names, CODE))]
+        certain = [row for row in rows if row[0] in (PROFILE, CODE) and row[2] != GONE]
+        names = [name for name, _, _ in certain]
+        return [*certain, *(row for row in self.state.stale if row[0] not in (*names, CODE))]
 
 
 class Store:
@@ -200,13 +200,13 @@ class Store:
         Args:
             instead_of: the slot whose configuration was this search's baseline. The search itself is then the
                 comparison, made by interleaved launches on the machine as it is now.
-            foreign_to: this machine, if the profile comes from another one of the slot's kind. Where the conditions
-                differ from those of the profile in force, it replaces that only if it was measured later and fits this
+            foreign_to: this machine, if the profile comes from another one of the slot's kind. If its conditions differ
+                from those of the profile in force, it replaces that one only if it was measured later and fits this
                 machine no worse.
 
         Raises:
-            ProfileError: it was measured behind a slow store that was made for a search, as no training is; or it is
-                not proven.
+            ProfileError: it was measured behind a slow store that was set up for a search, which no training has; or it
+                is not proven.
         """
         if profile.gives.unproven is not None:
             raise ProfileError(f"it is not kept with the proven ones: {profile.gives.unproven}")
@@ -219,11 +219,11 @@ class Store:
         with self._locked():
             state = _read_state(slot)
             text = dump(profile)
-            current, known = self._current(slot), _known(slot, state, text)
-            if current is not None and known is not None:
-                # An earlier call stored the profile: one that was killed before it returned, or that of the node where
-                # it was measured, if the folder is shared.
-                return name, known
+            current, stored = self._current(slot), _known(slot, state, text)
+            if current is not None and stored is not None:
+                # An earlier call stored the profile: either it was killed before it returned, or it came from the node
+                # that measured the profile, and the folder is shared.
+                return name, stored
             replaced, verdict = _verdict(current, profile, is_rematch=instead_of is not None, foreign_to=foreign_to)
             file = f"{len(state.entries) + 1:04d}.yaml"
             entry = Entry(file=file, came=timestamp(), replaced=replaced, verdict=verdict)
@@ -237,7 +237,7 @@ class Store:
         return name, entry
 
     def has(self, profile: Profile) -> bool:
-        """Return whether a profile has been stored, whatever became of it."""
+        """Return whether a profile has been stored, whatever the decision on it was."""
         slot = self.folder / slot_name(profile)
         return _known(slot, _read_state(slot), dump(profile)) is not None
 
@@ -251,7 +251,7 @@ class Store:
         Raises:
             UnknownNameError: there is no such slot.
         """
-        slots = {kept.name: kept for kept in self._slots()}
+        slots = {slot.name: slot for slot in self._slots()}
         if name not in slots:
             raise UnknownNameError("profile", name, slots, advice=None if slots else "`autotune search` makes one.")
         return slots[name]
@@ -270,21 +270,21 @@ class Store:
 
         Args:
             model: a name, a file or ``package.module:NAME``, as ``--model`` takes it.
-            batch_size: which the profile is to have; ``None`` for any.
+            batch_size: that the profile must have; ``None`` for any.
 
         Raises:
             ProfileError: there is no profile for the model, or none with this batch size.
         """
-        # A slot is named after its workload, and a store may have those of many.
+        # Slots are named after their workload: read only those that can match, as a store may hold many.
         names = {_name_of(word) for word in (model, Path(model).stem, model.rpartition(":")[2])}
-        slots = [kept for name in sorted(names) for kept in self._slots(f"{name}-*")]
-        # As the catalog writes the path of a file: without "..", with symbolic links.
+        slots = [slot for name in sorted(names) for slot in self._slots(f"{name}-*")]
+        # Same form as the catalog's paths: without "..", symbolic links not resolved.
         absolute, stem = os.path.abspath(Path(model).expanduser()), Path(model).stem
-        fitting = [k for k in slots if model in (k.profile.workload.name, k.profile.workload.module)]
-        fitting += [k for k in slots if k.profile.workload.path == absolute and k not in fitting]
-        if not fitting:
-            known = sorted({kept.profile.workload.name for kept in self.all()})
-            here_are = f" (there are those of {', '.join(known)})" if known else ""
+        matches = [k for k in slots if model in (k.profile.workload.name, k.profile.workload.module)]
+        matches += [k for k in slots if k.profile.workload.path == absolute and k not in matches]
+        if not matches:
+            workloads = sorted({slot.profile.workload.name for slot in self.all()})
+            others = f" (there are those of {', '.join(workloads)})" if workloads else ""
             script = next((k for k in slots if _is_of_script(k.profile) and k.profile.workload.name == stem), None)
             if script is not None:
                 raise ProfileError(
@@ -292,30 +292,30 @@ class Store:
                 )
             # The advice is part of the message, because a traceback shows nothing else.
             raise ProfileError(
-                f"no profile of {model!r} is kept here{here_are}; `autotune search --model {model}` makes one"
+                f"no profile of {model!r} is kept here{others}; `autotune search --model {model}` makes one"
             )
-        sizes = sorted({int(kept.profile.configuration["batch_size"]) for kept in fitting})
+        sizes = sorted({int(slot.profile.configuration["batch_size"]) for slot in matches})
         if batch_size is not None:
-            fitting = [kept for kept in fitting if kept.profile.configuration["batch_size"] == batch_size]
-        if not fitting:
+            matches = [slot for slot in matches if slot.profile.configuration["batch_size"] == batch_size]
+        if not matches:
             raise ProfileError(
                 f"no profile of {model!r} with batch size {batch_size} is kept here (there are those with "
                 f"{', '.join(map(str, sizes))}); `autotune search --model {model} --batch-size {batch_size} "
                 "--keep-batch-size` makes one"
             )
-        ranked = [(differences(kept.profile, here), kept) for kept in fitting]
-        # Another number of ranks outweighs different hardware, that a batch size which was not free to choose, and that
-        # any software; among equals the latest profile wins.
+        ranked = [(differences(slot.profile, here), slot) for slot in matches]
+        # A different number of ranks outweighs different hardware, which outweighs a batch size that was not free to
+        # choose, which outweighs any software. Among equals, the latest profile wins.
         ranked.sort(key=lambda pair: pair[1].profile.provenance.created, reverse=True)
         ranks = own_rank().count
 
         def distance(pair: tuple[list[Row], Slot]) -> tuple[bool, int, bool, int]:
-            rows, kept = pair
-            then = kept.profile.conditions
+            rows, slot = pair
+            then = slot.profile.conditions
             return then.ranks != ranks, sum(row[0] in HARDWARE for row in rows), then.keeps_batch_size, len(rows)
 
-        rows, kept = min(ranked, key=distance)
-        return kept, rows
+        rows, slot = min(ranked, key=distance)
+        return slot, rows
 
     def _slots(self, names: str = "*") -> Iterator[Slot]:
         for path in sorted(self.folder.glob(f"{names}/profile.yaml")):
@@ -327,7 +327,7 @@ class Store:
         try:
             return read(slot / "profile.yaml") if (slot / "profile.yaml").exists() else None
         except AutotuneError:
-            # An unreadable profile stays in the history and blocks nothing.
+            # An unreadable profile stays in the history and does not block others.
             return None
 
     @contextlib.contextmanager
@@ -392,7 +392,7 @@ def slot_name(profile: Profile) -> str:
 
 
 def _name_of(workload: str) -> str:
-    """Return a workload's name as a slot's begins with it."""
+    """Return a workload's name in the form that begins the name of a slot."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", workload)
 
 
@@ -407,14 +407,14 @@ def _read_state(slot: Path) -> SlotState:
     except FileNotFoundError:
         return SlotState()
     except (OSError, ValidationError):
-        # The profiles themselves hold all that matters; rebuild the list of entries without their verdicts.
+        # The profiles themselves hold all that matters: rebuild the list of entries without their verdicts.
         files = sorted(p.name for p in (slot / "history").glob("*.yaml"))
-        unknown: list[Entry] = [Entry(file=f, came="", replaced=False, verdict="not known any more") for f in files]
-        return SlotState(entries=tuple(unknown))
+        entries: list[Entry] = [Entry(file=f, came="", replaced=False, verdict="not known any more") for f in files]
+        return SlotState(entries=tuple(entries))
 
 
 def _known(slot: Path, state: SlotState, text: str) -> Entry | None:
-    """Return the last entry of a profile with this text."""
+    """Return the last entry whose profile has this text."""
     return next((e for e in reversed(state.entries) if _text_of(slot / "history" / e.file) == text), None)
 
 
@@ -425,11 +425,12 @@ def _text_of(path: Path) -> str | None:
         return None
 
 
-# Profiles in a place that several machines reach: a shared folder, or an object store that fsspec knows (``s3://…``).
+# Profiles in a place that several machines can reach: a shared folder, or an object store that fsspec supports
+# (``s3://…``).
 #
-# A profile's file there is named by its slot and the hash of its content, ``resnet50-1a2b3c4d/<sha256>.yaml``, and is
-# never changed. So pushes need no lock, a file that was cut short or altered is told from the others, and pulling one
-# twice changes nothing.
+# A profile's file there is named after its slot and the hash of its content, ``resnet50-1a2b3c4d/<sha256>.yaml``, and
+# never changes. So pushes need no lock, a truncated or altered file can be recognised, and pulling a file twice changes
+# nothing.
 
 
 _NAME = re.compile(r"([0-9a-f]{64})\.yaml")
@@ -437,10 +438,10 @@ _NAME = re.compile(r"([0-9a-f]{64})\.yaml")
 
 @dataclass(frozen=True)
 class Exchanged:
-    """What became of one profile.
+    """What happened to one profile.
 
     Attributes:
-        slot: its slot. changed: it was new there, or is in force here now. verdict: why, as a clause.
+        slot: its slot. changed: whether it was new there, or is in force here now. verdict: why, as a clause.
     """
 
     slot: str
@@ -452,30 +453,30 @@ def push(store: Store, url: str) -> list[Exchanged]:
     """Copy the profiles in force to a shared place.
 
     Raises:
-        UsageError: no such kind of place is known.
-        MachineError: it cannot be written. What was copied before stays.
+        UsageError: the kind of place is unknown.
+        MachineError: it cannot be written. What was copied before stays there.
     """
     place = _Place(url)
-    found = []
-    for kept in store.all():
-        if kept.profile.altered:
-            found.append(Exchanged(kept.name, False, "not copied: it was changed by hand since it was written"))
+    results = []
+    for slot in store.all():
+        if slot.profile.altered:
+            results.append(Exchanged(slot.name, False, "not copied: it was changed by hand since it was written"))
             continue
-        data = dump(kept.profile).encode()
-        name = f"{kept.name}/{hashlib.sha256(data).hexdigest()}.yaml"
+        data = dump(slot.profile).encode()
+        name = f"{slot.name}/{hashlib.sha256(data).hexdigest()}.yaml"
         new = place.write(name, data)
-        found.append(Exchanged(kept.name, new, "copied" if new else "was there"))
-    return found
+        results.append(Exchanged(slot.name, new, "copied" if new else "was there"))
+    return results
 
 
 def pull(store: Store, url: str, here: Fingerprint, say: Callable[[str], None]) -> list[Exchanged]:
-    """Take over what a shared place has; what is in force is only replaced by what `Store.keep` finds better.
+    """Store the profiles of a shared place. A profile in force is replaced only by one that `Store.keep` finds better.
 
     Args:
-        here: this machine. say: called with a sentence about each file that is not what its name says, and is left out.
+        here: this machine. say: called with a sentence about each file that is not what its name says; it is left out.
 
     Raises:
-        UsageError: no such kind of place is known.
+        UsageError: the kind of place is unknown.
         MachineError: it cannot be read, or the store cannot be written.
     """
     profiles: list[Profile] = []
@@ -486,26 +487,26 @@ def pull(store: Store, url: str, here: Fingerprint, say: Callable[[str], None]) 
             profiles.append(_checked(data, path))
         except AutotuneError as error:
             say(f"{printable(path)} is left out: {error}")
-    found = []
-    # The oldest first, so that the history is in order.
+    results = []
+    # Oldest first, so that the history is in order.
     for profile in sorted(profiles, key=lambda profile: profile.provenance.created):
         try:
             if store.has(profile):
-                found.append(Exchanged(slot_name(profile), False, "was here"))
+                results.append(Exchanged(slot_name(profile), False, "was here"))
                 continue
             slot, entry = store.keep(profile, foreign_to=here)
         except (ProfileError, OSError) as error:
             say(f"the profile of {printable(profile.workload.name[:60])} is left out: {error}")
             continue
-        found.append(Exchanged(slot, entry.replaced, entry.verdict))
-    return found
+        results.append(Exchanged(slot, entry.replaced, entry.verdict))
+    return results
 
 
 def _checked(data: bytes, path: str) -> Profile:
-    """Return a profile whose content is what its name says.
+    """Return the profile in ``data``, whose hash must be the one in its file name.
 
     Raises:
-        AutotuneError: it is not, or is no profile.
+        AutotuneError: it is not, or the data is no profile.
     """
     name = _NAME.fullmatch(path.rsplit("/", 1)[-1])
     if name is None or hashlib.sha256(data).hexdigest() != name[1]:
@@ -520,10 +521,10 @@ def _unaltered(profile: Profile) -> Profile:
 
 
 class _Place:
-    """A folder that fsspec reaches.
+    """A folder that fsspec can reach.
 
     Raises:
-        UsageError: no such kind is known, or its package is not installed.
+        UsageError: its kind is unknown, or the package for it is not installed.
         MachineError: (from every method, too) it cannot be reached.
     """
 
@@ -539,7 +540,7 @@ class _Place:
                 advice="name a folder, or an address such as s3://bucket/profiles; its package must be installed.",
             ) from error
         except Exception as error:
-            # Some connect at once.
+            # Some file systems connect at once.
             raise self._unusable(error) from error
 
     def files(self) -> list[str]:
@@ -551,7 +552,7 @@ class _Place:
         return data
 
     def write(self, name: str, data: bytes) -> bool:
-        """Write a file, and return True, unless it is there."""
+        """Write a file and return True; return False if it is already there."""
         path = f"{self._root}/{name}"
 
         def write() -> bool:
@@ -567,9 +568,9 @@ class _Place:
         try:
             return work()
         except Exception as error:
-            # Each store has errors of its own.
+            # Each kind of file system raises errors of its own.
             raise self._unusable(error) from error
 
     def _unusable(self, error: Exception) -> MachineError:
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return MachineError(f"{self._url} cannot be used: {why}")
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return MachineError(f"{self._url} cannot be used: {reason}")

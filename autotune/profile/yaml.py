@@ -49,7 +49,7 @@ from autotune.profile.schema import (
 from autotune.workload.catalog import is_named
 from autotune.workload.learning_rate import follows
 
-# Writes a profile as text: YAML with comments for people.
+# Writes a profile as text: YAML with comments for human readers.
 
 
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
@@ -125,7 +125,7 @@ def dump(profile: Profile) -> str:
             root.yaml_set_comment_before_after_key(section, before=f"\n{text}")
     yaml = YAML()
     yaml.Representer = _Representer
-    # Folding long lines would be valid, but a folded path cannot be searched for.
+    # Folding long lines would be valid, but a folded path cannot be found by a text search.
     yaml.width = 2**31
     stream = io.StringIO()
     yaml.dump(root, stream)
@@ -133,7 +133,7 @@ def dump(profile: Profile) -> str:
 
 
 def write(profile: Profile, path: Path) -> None:
-    """Replace ``path`` by the profile, atomically.
+    """Replace ``path`` with the profile, atomically.
 
     Raises:
         MachineError: the folder cannot be written; an existing file is unchanged.
@@ -142,7 +142,7 @@ def write(profile: Profile, path: Path) -> None:
 
 
 def _node(value: Any, path: str, depth: int, comments: dict[str, str]) -> Any:
-    """Convert ``value`` to ruamel's types, with ``comments`` by dotted path at the ends of lines, aligned."""
+    """Convert ``value`` to ruamel's types, with ``comments`` (by dotted path) aligned at the ends of lines."""
     if isinstance(value, str):
         return DoubleQuotedScalarString(value)
     if isinstance(value, list):
@@ -165,12 +165,12 @@ def _node(value: Any, path: str, depth: int, comments: dict[str, str]) -> Any:
 
 
 def _line(key: str, value: Any) -> str:
-    """Return approximately the line of ``key``; a section's line contains only its name."""
+    """Return approximately the line of ``key``; a section's line holds only its name."""
     return f"{key}:" if isinstance(value, dict) and value else f"{key}: {json.dumps(value, ensure_ascii=False)}"
 
 
 def _dynamic_comments(profile: Profile) -> dict[str, str]:
-    """Return the comments that depend on values: each knob compared with the baseline's, memory in GiB."""
+    """Return the comments that depend on values: each knob beside the baseline's value, and memory in GiB."""
     unit = profile.unit
     comments = {
         "gives.samples_per_second": f"{unit}, epoch turns weighed in",
@@ -206,12 +206,12 @@ def _against(profile: Profile, name: str, value: Value) -> str:
 
 def _configuration_comment(profile: Profile) -> str:
     text = "What to set, each line against the baseline's value."
-    gone = [
+    removed = [
         shown(f"{name} ({spell(value)})", quoted=False)
         for name, value in profile.baseline.configuration.items()
         if name not in profile.configuration
     ]
-    return f"{text}\nSet in the baseline only: {', '.join(gone)}." if gone else text
+    return f"{text}\nSet in the baseline only: {', '.join(removed)}." if removed else text
 
 
 def _header(profile: Profile) -> str:
@@ -219,27 +219,27 @@ def _header(profile: Profile) -> str:
     before = profile.baseline.configuration["batch_size"]
     launches = "1 launch" if gives.launches == 1 else f"{gives.launches} launches"
     not_proven = [] if gives.unproven is None else [f"  note      {gives.unproven}"]
-    own = profile.configuration == profile.baseline.configuration
+    is_baseline = profile.configuration == profile.baseline.configuration
     speedup = "not known: it was not launched in turns with the baseline"
     if gives.speedup is not None and gives.speedup_ci95 is not None:
         speedup = (
             f"{gives.speedup:.2f} times the baseline's {_rate(profile.baseline.samples_per_second)} {profile.unit}, "
             f"95 % interval {gives.speedup_ci95[0]:.2f} to {gives.speedup_ci95[1]:.2f}"
         )
-    batch_line, learning = f"{batch}, as in the baseline", []
+    batch_line, learning_rate = f"{batch}, as in the baseline", []
     if batch != before:
         batch_line = f"{batch}, where the baseline has {before}: the learning rate may have to follow"
-        learning = [f"            {learning_rate_line(profile)}"]
+        learning_rate = [f"            {learning_rate_line(profile)}"]
     lines = [
         f"autotune profile: {profile.workload.name} on {profile.conditions.device_name}",
         "",
         f"  rate      {_rate(gives.samples_per_second)} {profile.unit}, 95 % interval "
         f"{_rate(gives.ci95[0])} to {_rate(gives.ci95[1])}, from {launches}",
         *_sustained(gives, profile.unit),
-        f"  speedup   {'none: this is the baseline itself' if own else speedup}",
+        f"  speedup   {'none: this is the baseline itself' if is_baseline else speedup}",
         *not_proven,
         *([f"  batch     {batch_line}"] if profile.conditions.counts == "samples" else []),
-        *learning,
+        *learning_rate,
         f"  made      {profile.provenance.created}, study {profile.provenance.study}, trial {profile.provenance.trial}",
         "",
         "Train with it:",
@@ -256,26 +256,26 @@ def _header(profile: Profile) -> str:
 
 
 def learning_rate_line(profile: Profile) -> str:
-    """Return what usually becomes of the learning rate with the profile's batch, in one sentence."""
-    batch, before = (int(of.configuration["batch_size"]) for of in (profile, profile.baseline))
+    """Return what usually happens to the learning rate with the profile's batch size, in one sentence."""
+    batch, before = (int(source.configuration["batch_size"]) for source in (profile, profile.baseline))
     return follows(batch, before, now=profile.gives.learning_rate, was=profile.baseline.learning_rate) + "."
 
 
 def _how_to_train(workload: ProfileWorkload) -> str:
     """Return the command that trains with the profile."""
-    named = workload.path is None and workload.module is None
-    if named and not is_named(workload.name):
-        # What it is run with, is the user's.
+    by_name = workload.path is None and workload.module is None
+    if by_name and not is_named(workload.name):
+        # How the script is run is up to the user.
         flags = "".join(f"--map {shlex.quote(f'{name}={words}')} " for name, words in workload.flags.items())
         return f"autotune run --profile profile.yaml {flags}-- python {workload.name}.py …, or as you run it"
-    train = ["autotune", "train", "--profile", "profile.yaml", "--model", workload.model]
+    command = ["autotune", "train", "--profile", "profile.yaml", "--model", workload.model]
     for name, value in workload.args.items():
-        train += ["--arg", f"{name}={value}"]
-    return shlex.join(train)
+        command += ["--arg", f"{name}={value}"]
+    return shlex.join(command)
 
 
 def _sustained(gives: Gives, unit: str) -> list[str]:
-    """Return a line on the rate in a longer run if the promised interval does not reach down to it."""
+    """Return a line on the rate in a longer run, if it is below the promised interval."""
     lower = gives.sustained_samples_per_second
     if lower is None or lower >= gives.ci95[0]:
         return []
@@ -318,15 +318,15 @@ def read(path: Path) -> Profile:
     try:
         data = read_regular(path, MAX_BYTES, follow=True)
     except FileNotFoundError:
-        found = _found_near(path)
-        makes = "`autotune search` makes one in its study's folder, `autotune export STUDY -o FILE` copies it."
+        nearby = _found_near(path)
+        how_to_get = "`autotune search` makes one in its study's folder, `autotune export STUDY -o FILE` copies it."
         raise ProfileError(
-            f"there is no profile {path}", advice=makes if found is None else f"did you mean {found}?"
+            f"there is no profile {path}", advice=how_to_get if nearby is None else f"did you mean {nearby}?"
         ) from None
     except IsADirectoryError:
-        found = _found_near(path)
+        nearby = _found_near(path)
         raise ProfileError(
-            f"{path} is a folder", advice="name a profile's file." if found is None else f"its profile is {found}."
+            f"{path} is a folder", advice="name a profile's file." if nearby is None else f"its profile is {nearby}."
         ) from None
     except OSError as error:
         if error.errno == errno.EFBIG:
@@ -343,15 +343,15 @@ def read(path: Path) -> Profile:
 
 
 def _found_near(path: Path) -> Path | None:
-    """Return the profile that may be meant by a folder, the name of a study, or the name of a profile alone."""
-    own, named = StudyFiles(path).profile, StudyFiles(DEFAULT_STUDIES / path).profile
-    # What may not be looked at is not meant.
+    """Return the profile that a folder, the name of a study, or the bare file name of a profile may refer to."""
+    in_folder, by_name = StudyFiles(path).profile, StudyFiles(DEFAULT_STUDIES / path).profile
+    # A path that cannot be accessed is not what the user means.
     with contextlib.suppress(OSError):
-        found = next((one for one in (own, named) if one.is_file()), None)
-        if found is None and path.name == own.name:
-            others = (path.parent / DEFAULT_STUDIES).glob(f"*/{own.name}")
-            found = max(others, key=lambda one: one.stat().st_mtime, default=None)
-        return found
+        profile = next((file for file in (in_folder, by_name) if file.is_file()), None)
+        if profile is None and path.name == in_folder.name:
+            others = (path.parent / DEFAULT_STUDIES).glob(f"*/{in_folder.name}")
+            profile = max(others, key=lambda file: file.stat().st_mtime, default=None)
+        return profile
     return None
 
 
@@ -381,13 +381,13 @@ def _too_large(source: str) -> ProfileError:
 
 
 def plain_data(text: str, source: str, *, kind: str = "profile", again: str = EXPORT_AGAIN) -> Any:
-    """Return the data in YAML from anybody: nothing but mappings, lists and plain values, and not many of them.
+    """Return the data in untrusted YAML: nothing but mappings, lists and plain values, in limited number.
 
     Args:
-        source, kind: how error messages call the text. again: how to get a correct one.
+        source, kind: what error messages call the text. again: how to get a correct one.
 
     Raises:
-        ProfileError: it is no YAML, or has more than data.
+        ProfileError: the text is not YAML, or contains more than plain data.
     """
     try:
         _refuse_cleverness(text, source, kind, again)
@@ -422,23 +422,23 @@ def _refuse_cleverness(text: str, source: str, kind: str, again: str) -> None:
     """Reject YAML features that only an attacker would use, before any value is constructed."""
     depth = documents = values = 0
     for event in YAML(typ="safe", pure=True).parse(text):
-        found = None
+        refused = None
         if isinstance(event, AliasEvent) or getattr(event, "anchor", None) is not None:
-            found = "an anchor or alias (& or *)"
+            refused = "an anchor or alias (& or *)"
         elif getattr(event, "tag", None) is not None:
-            found = "a tag (!)"
+            refused = "a tag (!)"
         depth += isinstance(event, MappingStartEvent | SequenceStartEvent) - isinstance(event, CollectionEndEvent)
         documents += isinstance(event, DocumentStartEvent)
         values += isinstance(event, NodeEvent)
         if values > _MAX_VALUES:
-            found = f"more than {_MAX_VALUES} values"
+            refused = f"more than {_MAX_VALUES} values"
         if depth > _MAX_DEPTH:
-            found = f"sections more than {_MAX_DEPTH} deep"
+            refused = f"sections more than {_MAX_DEPTH} deep"
         if documents > 1:
-            found = "a second document (---)"
-        if found is not None:
+            refused = "a second document (---)"
+        if refused is not None:
             raise ProfileError(
-                f"{source}: line {event.start_mark.line + 1} has {found}, which a {kind} may not have",
+                f"{source}: line {event.start_mark.line + 1} has {refused}, which a {kind} may not have",
                 advice=f"a {kind} is plain data; {again}",
             )
 
@@ -446,20 +446,20 @@ def _refuse_cleverness(text: str, source: str, kind: str, again: str) -> None:
 def _check_schema(data: dict[Any, Any], source: str) -> None:
     version = data.get("schema_version")
     if type(version) is not int or version < 1:
-        said = f"its schema_version is {shown(version)}" if "schema_version" in data else "it has no schema_version"
-        raise ProfileError(f"{source} is no profile: {said}", advice=EXPORT_AGAIN)
+        reason = f"its schema_version is {shown(version)}" if "schema_version" in data else "it has no schema_version"
+        raise ProfileError(f"{source} is no profile: {reason}", advice=EXPORT_AGAIN)
     if version > SCHEMA_VERSION:
         versions = data.get("versions")
-        made_by = versions.get("autotune") if isinstance(versions, dict) else None
-        by = f"a newer autotune, {shown(made_by)}" if isinstance(made_by, str) else "a newer autotune"
+        release = versions.get("autotune") if isinstance(versions, dict) else None
+        writer = f"a newer autotune, {shown(release)}" if isinstance(release, str) else "a newer autotune"
         raise ProfileError(
-            f"{source} was made by {by} (schema {version}, this one reads {SCHEMA_VERSION})",
+            f"{source} was made by {writer} (schema {version}, this one reads {SCHEMA_VERSION})",
             advice="upgrade autotune, or export the study with this version.",
         )
 
 
 def _check_numbers(data: Any, source: str, *path: str) -> None:
-    """Refuse whole numbers of any size: formatting one of 5,000 digits fails, and computing with it takes for ever."""
+    """Reject huge integers: formatting one of 5,000 digits fails, and computing with it takes forever."""
     if isinstance(data, int) and abs(data) > LARGEST:
         where = shown(".".join(path), quoted=False)
         raise ProfileError(f"{source}: {where} is too large a number", advice=_CORRECT)
@@ -473,10 +473,10 @@ def _check_numbers(data: Any, source: str, *path: str) -> None:
 
 
 def _refusal(error: ValidationError, data: dict[Any, Any], source: str) -> ProfileError:
-    """Describe the first problem to fix. A mistyped key is both unknown and missing: report it as unknown."""
+    """Describe the first problem to fix. A mistyped key is both unknown and missing; it is reported as unknown."""
     order = {"extra_forbidden": 0, "missing": 2}
     wrong = min(error.errors(include_url=False), key=lambda e: order.get(e["type"], 1))
-    where, held = _where(wrong["loc"], data)
+    where, value = _where(wrong["loc"], data)
     if wrong["type"] == "extra_forbidden":
         name = str(wrong["loc"][-1])
         advice = UnknownNameError("key", name, _known_keys(wrong["loc"][:-1])).advice
@@ -490,7 +490,7 @@ def _refusal(error: ValidationError, data: dict[Any, Any], source: str) -> Profi
         return ProfileError(f"{source}: {where} {custom.sentence}", advice=custom.advice or _CORRECT)
     if wrong["type"] == "invalid_key" or wrong["loc"][-1] == "[key]":
         return ProfileError(f"{source}: the key {where} must be text", advice="put it in quotes.")
-    return ProfileError(f"{source}: {where} {_must(wrong)}, not {shown(held)}", advice=_CORRECT)
+    return ProfileError(f"{source}: {where} {_must(wrong)}, not {shown(value)}", advice=_CORRECT)
 
 
 def _must(wrong: ErrorDetails) -> str:
@@ -524,7 +524,7 @@ def _known_keys(loc: Sequence[int | str]) -> list[str]:
 
 # Checks whether a profile is valid on this machine: compares fingerprints and explains each difference.
 
-#: The names of the rows that say whether the profile itself is as it was written, and the workload's code as it was.
+#: The names of the rows on whether the profile itself, and the workload's code, are as they were.
 PROFILE, CODE = "profile", "workload_sha256"
 #: What a difference means for the promised rate, worst first. A row belongs to the first entry that shares a word with
 #: its name, or to the last entry if none does.
@@ -575,19 +575,19 @@ def check(profile: Profile, fingerprint: Fingerprint) -> list[tuple[str, str, st
 
 
 def unlike(profile: Profile, ref: WorkloadRef, chosen: str, args: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """Return rows, as of `check`, for what another training has that is not the profile's.
+    """Return rows, like those of `check`, for whatever another training has that differs from the profile's.
 
     Args:
-        ref: the training, which ``chosen``, a value of ``--model``, and ``args`` have led to.
+        ref: the training that ``chosen`` (a value of ``--model``) and ``args`` resolved to.
     """
-    own = profile.workload
-    # Many models of the catalog have one file. What a module holds is not known before it is imported.
-    same_code = ref.sha256 == own.sha256 if ref.sha256 else chosen == own.module
-    code = (own.sha256, ref.sha256) if ref.sha256 else (own.model, chosen)
+    workload = profile.workload
+    # Many models of the catalog share one file. What a module holds is not known before it is imported.
+    same_code = ref.sha256 == workload.sha256 if ref.sha256 else chosen == workload.module
+    code = (workload.sha256, ref.sha256) if ref.sha256 else (workload.model, chosen)
     rows = {
         CODE: None if same_code else code,
-        "workload": None if ref.name == own.name else (own.name, ref.name),
-        "workload arguments": None if dict(args) == own.args else (_listed(own.args), _listed(args)),
+        "workload": None if ref.name == workload.name else (workload.name, ref.name),
+        "workload arguments": None if dict(args) == workload.args else (_listed(workload.args), _listed(args)),
     }
     return [(name, brief(row[0]), brief(row[1])) for name, row in rows.items() if row is not None]
 
@@ -597,13 +597,13 @@ def _listed(args: Mapping[str, str]) -> str:
 
 
 def brief(value: object) -> str:
-    """Return a fingerprint's value as text: of a hash, some digits show that there are two."""
+    """Return a fingerprint's value as text. Of a hash, the first digits are enough to tell two apart."""
     text = "none" if value is None else str(value)
     return text[:12] if len(text) == 64 else text
 
 
 def altered(profile: Profile) -> list[tuple[str, str, str]]:
-    """Return the row of a profile that was changed after it was written; empty for any other."""
+    """Return the row for a profile that was changed after it was written; empty for any other."""
     return [(PROFILE, "as written", "changed")] if profile.altered else []
 
 
@@ -612,7 +612,7 @@ def warnings_for(differences: Iterable[tuple[str, str, str]]) -> list[str]:
     grouped: list[list[str]] = [[] for _ in _MEANS]
     for name, promised, here in differences:
         words = set(re.split(r"[^a-z0-9]+", name.lower()))
-        kind = next((i for i, (those, _, _) in enumerate(_MEANS) if those & words), len(_MEANS) - 1)
+        kind = next((i for i, (topics, _, _) in enumerate(_MEANS) if topics & words), len(_MEANS) - 1)
         grouped[kind].append(
             f"{shown(name, quoted=False)} {shown(promised, quoted=False)}, here {shown(here, quoted=False)}"
         )

@@ -43,19 +43,19 @@ from autotune.space.formatting import (
 )
 from autotune.space.requirements import Requirements
 
-# The best of a search that is not finished, of which nothing is proven yet.
+# The best of an unfinished search, where nothing is proven yet.
 
-#: How many are listed.
+#: How many trials are listed.
 SO_FAR = 5
 
 
 def by_merit(trials: Sequence[Trial], required: Requirements) -> list[Trial]:
-    """Return the trials that have a score, best first; those that do not meet what is required come last."""
+    """Return the trials that have a score, best first; those that do not meet the requirements come last."""
     return sorted((t for t in trials if t.score is not None), key=lambda t: (not required.allow(t), -(t.score or 0.0)))
 
 
 def best_so_far_line(trials: Sequence[Trial], spec: StudySpec) -> str | None:
-    """Return the best trial of an unfinished search beside its baseline; ``None`` if nothing was measured yet.
+    """Return the best trial of an unfinished search beside its baseline, as text; ``None`` if nothing was measured.
 
     There is no ratio, because the two were not launched in turns.
     """
@@ -66,13 +66,13 @@ def best_so_far_line(trials: Sequence[Trial], spec: StudySpec) -> str | None:
     base, best = trials[0].config, scored[0]
     if not required.allow(best):
         return f"Nothing that was measured so far meets {required}. Nothing is proven yet."
-    own = next((t for t in scored if key(t.config) == key(base)), None)
+    baseline = next((t for t in scored if key(t.config) == key(base)), None)
     unit = unit_of(trials)
-    beside = "" if own is None else f"; the baseline ran at {trial_rate_text(own)}"
-    if best is own:
-        return f"The best so far is the baseline, {trial_rate_text(own)} {unit}. Nothing is proven yet."
-    what = f"trial {best.number}, {describe(best.config, base)}: {trial_rate_text(best)} {unit} in one launch"
-    return f"The best so far is {what}{beside}. Nothing is proven yet."
+    comparison = "" if baseline is None else f"; the baseline ran at {trial_rate_text(baseline)}"
+    if best is baseline:
+        return f"The best so far is the baseline, {trial_rate_text(baseline)} {unit}. Nothing is proven yet."
+    description = f"trial {best.number}, {describe(best.config, base)}: {trial_rate_text(best)} {unit} in one launch"
+    return f"The best so far is {description}{comparison}. Nothing is proven yet."
 
 
 def best_so_far(material: Material) -> list[Section]:
@@ -81,9 +81,9 @@ def best_so_far(material: Material) -> list[Section]:
     if not scored:
         return []
     baseline = material.trials[0]
-    shown = scored[:SO_FAR] if baseline.score is None or baseline in scored[:SO_FAR] else [*scored[:SO_FAR], baseline]
+    listed = scored[:SO_FAR] if baseline.score is None or baseline in scored[:SO_FAR] else [*scored[:SO_FAR], baseline]
     rows = []
-    for trial in shown:
+    for trial in listed:
         is_base = key(trial.config) == key(baseline.config)
         rows.append(
             (
@@ -102,7 +102,7 @@ def best_so_far(material: Material) -> list[Section]:
     return [Section("The best so far", (Grid(columns, tuple(rows)),))]
 
 
-# What a reader wants to know first: the answer in one sentence, what it saves, what to paste, and what limits now.
+# What a reader wants to know first: the answer in one sentence, what it saves, what to paste, and the current limit.
 
 #: Knobs whose gains the headline names.
 NAMED = 3
@@ -114,10 +114,10 @@ class StudyAnswer:
 
     Attributes:
         headline: one sentence.
-        more: sentences that belong to it: reasons and advice where nothing is promised.
-        rows: what is to be known of the winner, as rows of a name and a text, the most important first.
-        shell: the command that trains with the profile, or goes on. python: the lines that do so in a training of the
-            user's own; empty where that is a script, which stays as it is, or where there is nothing to apply.
+        more: sentences that go with it: reasons, and advice if nothing is promised.
+        rows: what to know about the winner, as rows of a name and a text, the most important first.
+        shell: the command that trains with the profile, or goes on. python: the lines that do so in the user's own
+            training loop; empty if that is a script, which stays as it is, or if there is nothing to apply.
     """
 
     headline: str
@@ -135,25 +135,25 @@ def headline_of(outcome: Outcome) -> str:
     if outcome.found is Finding.KEEP:
         return f"No configuration was shown to be faster than the baseline, {baseline} {outcome.unit}."
     best = _promised(outcome)
-    gave = [
+    gains = [
         f"{phrase(part.knob, part.value)} {ratio_text(part.gain[0], part.gain[1:])}"
         for part in by_gain(outcome.ablation)
         if part.gain and part.gain[1] > 1 and best.config.get(part.knob) == part.value
     ]
-    of_this = f"; of this {', '.join(gave[:NAMED])}" if gave else ""
-    lacks = unchecked(outcome, best)
-    of_this += f". Not checked: {lacks}" if lacks else ""
+    details = f"; of this {', '.join(gains[:NAMED])}" if gains else ""
+    gaps = unchecked(outcome, best)
+    details += f". Not checked: {gaps}" if gaps else ""
     rates = f"{rate_text(best.samples_per_second)} instead of {baseline} {outcome.unit}"
-    at_rate = f"at {ratio_text(best.speedup, best.speedup_ci95)} the rate ({_between(best)}): {rates}{of_this}."
+    at_rate = f"at {ratio_text(best.speedup, best.speedup_ci95)} the rate ({_between(best)}): {rates}{details}."
     if outcome.baseline_unmet is not None:
         return f"Meets {' and '.join(outcome.require)}, which the baseline does not, {at_rate}"
     if outcome.objective != "throughput":
         return f"Better by the objective {one_line(outcome.objective)}, {at_rate}"
-    faster = "faster, not checked" if lacks else "faster"
+    faster = "faster, not checked" if gaps else "faster"
     if outcome.evidence is not None:
         ratio = f"{ratio_text(best.speedup, best.speedup_ci95)} {faster} ({_between(best)})"
-        return f"Likely {ratio}, by {one_line(outcome.evidence)}: {rates}{of_this}. Not proven yet."
-    return f"{ratio_text(best.speedup, best.speedup_ci95)} {faster} ({_between(best)}): {rates}{of_this}."
+        return f"Likely {ratio}, by {one_line(outcome.evidence)}: {rates}{details}. Not proven yet."
+    return f"{ratio_text(best.speedup, best.speedup_ci95)} {faster} ({_between(best)}): {rates}{details}."
 
 
 def _between(standing: Standing) -> str:
@@ -164,7 +164,7 @@ def _promised(outcome: Outcome) -> Standing:
     """Return the winner, or the one with the user's own training if only that was shown to be faster."""
     best, own = outcome.best, outcome.best_same_batch
     if outcome.objective != "throughput" or outcome.baseline_unmet is not None:
-        # The rate alone did not choose it.
+        # It was not chosen by its rate alone.
         return best
     return own if best.speedup_ci95[0] <= 1 < own.speedup_ci95[0] else best
 
@@ -209,7 +209,7 @@ def answer_of(material: Material) -> StudyAnswer:
 
 
 def python_lines(profile: str) -> tuple[str, ...]:
-    """Return the lines that apply a profile in a training of the user's own, which then calls ``step(batch)``."""
+    """Return the lines that apply a profile in the user's own training loop, which then calls ``step(batch)``."""
     return (
         "import autotune",
         f"profile = autotune.load_profile({profile!r})",
@@ -222,12 +222,12 @@ def _known(rows: Sequence[tuple[str, str | None]]) -> tuple[tuple[str, str], ...
 
 
 def _own_name(outcome: Outcome) -> str:
-    own = batch_of(outcome.baseline.config)
-    return f"at batch {own}" if own != batch_of(outcome.best.config) else "as it is"
+    baseline_batch = batch_of(outcome.baseline.config)
+    return f"at batch {baseline_batch}" if baseline_batch != batch_of(outcome.best.config) else "as it is"
 
 
 def _own(verdict: SearchVerdict, unit: str) -> str:
-    """Say what is best where the training stays as it is."""
+    """Return the best configuration that keeps the training as it is, as a sentence."""
     own: Won = verdict.own
     if own.is_baseline:
         return "Nothing was shown to be faster than the baseline."

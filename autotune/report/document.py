@@ -20,8 +20,7 @@ from autotune.space.formatting import status_style
 
 # A report independent of its output format: sections of paragraphs, facts, grids, pictures, commands and links.
 #
-# All content is plain text, never markup. Each renderer escapes it (`autotune.report.formats`,
-# `autotune.report.formats`, `autotune.report.formats`).
+# All content is plain text, never markup. Each renderer escapes it (`autotune.report.formats`).
 
 
 class Kind(Enum):
@@ -37,7 +36,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a grid. A line break in the title is kept in formats whose titles can have several lines."""
+    """A column of a grid. Line breaks in the title are kept in formats that allow several lines in a title."""
 
     title: str
     kind: Kind = Kind.FIGURE
@@ -69,7 +68,7 @@ class Grid:
     Attributes:
         rows: each has one cell per column.
         total: the last row is the sum of the others.
-        strong: indices of highlighted rows; the reason is given in words elsewhere.
+        strong: indices of highlighted rows; the text says elsewhere why they are.
         links: link target of the first cell of each row, for pages that have links.
     """
 
@@ -111,7 +110,7 @@ class Commands:
     """Lines for the reader to type or paste, by default into a shell.
 
     Attributes:
-        language: of the lines, as code blocks name it.
+        language: of the lines, as named in code blocks.
     """
 
     lines: tuple[str, ...]
@@ -156,14 +155,14 @@ def paragraphs(*sentences: str | None) -> tuple[Paragraph, ...]:
 
 def facts(*rows: tuple[str, str | None]) -> tuple[Facts, ...]:
     """Return the rows that have a value as one part, or nothing if there are none."""
-    known = tuple((name, what) for name, what in rows if what)
-    return (Facts(known),) if known else ()
+    present = tuple((name, value) for name, value in rows if value)
+    return (Facts(present),) if present else ()
 
 
 def without_pictures(document: Document) -> Document:
-    """Return the document with the tables that stand for its pictures, for formats that have none."""
+    """Return the document with tables in place of its pictures, for formats that have none."""
     sections = (
-        replace(section, parts=tuple(part for one in section.parts for part in _as_text(one)))
+        replace(section, parts=tuple(part for item in section.parts for part in _as_text(item)))
         for section in document.sections
     )
     return replace(document, sections=tuple(section for section in sections if section.parts))
@@ -177,12 +176,12 @@ def _as_text(part: Part) -> tuple[Part, ...]:
 
 # Text on a terminal of any width: wrapped between words, and never inside a path or a command.
 #
-# A terminal wraps a line that is too long by itself, and gives it back as one line when it is copied. So what is meant
-# to be copied is printed as one line, however long.
+# A terminal itself wraps a line that is too long, and yields it as one line when it is copied. So text that is meant to
+# be copied is printed as one line, however long.
 
 #: What stays on one line: a quoted command, a command that ends a sentence, a word.
 _UNBROKEN = re.compile(r"`[^`]*`\S*|(?<=: )autotune \S.*$|\S+")
-#: The narrowest column that is worth reading.
+#: Width of the narrowest readable column.
 _NARROW = 20
 _MUCH = 100_000
 
@@ -192,10 +191,10 @@ def wrapped(text: Text, width: int) -> list[Text]:
     lines: list[Text] = []
     for paragraph in text.split("\n", allow_blank=True) or [text]:
         breaks, begin, end = [], 0, 0
-        for found in _UNBROKEN.finditer(paragraph.plain):
-            if end > begin and cell_len(paragraph.plain[begin : found.end()]) > width:
-                breaks.append(begin := found.start())
-            end = found.end()
+        for match in _UNBROKEN.finditer(paragraph.plain):
+            if end > begin and cell_len(paragraph.plain[begin : match.end()]) > width:
+                breaks.append(begin := match.start())
+            end = match.end()
         lines += paragraph.divide(breaks)
     for line in lines:
         line.rstrip()
@@ -211,8 +210,8 @@ class Line:
     """A text, wrapped by `wrapped`.
 
     Args:
-        indent: columns to the left of each line; of the first one, if it begins with ``label``, after the label.
-        verbatim: to be copied as it is, and therefore not wrapped.
+        indent: columns to the left of each line; on the first line, they hold ``label``.
+        verbatim: the text is meant to be copied as it is, and therefore not wrapped.
     """
 
     def __init__(self, text: Text | str, indent: int = 0, *, label: Text | str = "", verbatim: bool = False) -> None:
@@ -230,7 +229,7 @@ class Line:
         lines = [self._text] if self._verbatim else wrapped(self._text, max(1, options.max_width - indent))
         for line in lines:
             label.pad_right(indent - label.cell_len)
-            # A text of its own, because spaces before a styled text would be styled.
+            # Assemble a new text, because spaces put before a styled text would be styled.
             yield _unbroken(Text.assemble(label, line))
             label = Text()
 
@@ -239,21 +238,21 @@ class Line:
 
 
 def pairs(rows: Iterable[tuple[str, str, bool]]) -> list[Line]:
-    """Return lines ``name  value``, with the values below each other; the third part says that a value is verbatim."""
+    """Return lines ``name  value`` with aligned values; the third item says whether the value is verbatim."""
     rows = tuple(rows)
     indent = max((cell_len(name) for name, _, _ in rows), default=0) + 2
     return [Line(value, indent, label=Text(name, style="dim"), verbatim=verbatim) for name, value, verbatim in rows]
 
 
 def new_fitting_table() -> FittingTable:
-    """Return an empty table in the style of all tables that have a heading."""
+    """Return an empty table in the common style of tables with a heading."""
     return FittingTable(
         box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True, header_style="bold"
     )
 
 
 class FittingTable(Table):
-    """A table that becomes a list where the terminal is too narrow for it, so that no cell is ever cut.
+    """A table that becomes a list if the terminal is too narrow for it, so that no cell is ever cut.
 
     Columns with ``no_wrap`` keep their width, the others wrap. In the list, each row is a paragraph.
     """
@@ -295,9 +294,9 @@ def _plain(cell: object) -> Text:
 def _paragraph(titles: Sequence[str], wraps: Sequence[bool], cells: Sequence[Text]) -> RenderResult:
     """Yield a row as lines: its first cell with its first text, then its figures, then its other texts."""
     name = Text.assemble(f"{titles[0]} ", cells[0]) if cells[0].plain.isdigit() else cells[0]
-    told = [i for i, cell in enumerate(cells) if i and cell.plain not in ("", "-")]
-    texts = [i for i in told if wraps[i]]
-    figures = [f"{titles[i]} {''.join(cells[i].plain.splitlines())}".strip() for i in told if not wraps[i]]
+    filled = [i for i, cell in enumerate(cells) if i and cell.plain not in ("", "-")]
+    texts = [i for i in filled if wraps[i]]
+    figures = [f"{titles[i]} {''.join(cells[i].plain.splitlines())}".strip() for i in filled if not wraps[i]]
     if texts and not wraps[0]:
         yield Line(cells[texts.pop(0)], name.cell_len + 2, label=name)
     else:
@@ -345,5 +344,5 @@ def new_table(*columns: str, wrap: Collection[str] = ("optimization",)) -> Fitti
 
 
 def status_cell(status: TrialStatus) -> Text:
-    # By far the longest status: on one line it would take room from the descriptions.
+    # worker_died is by far the longest status: on one line it would take room from the descriptions.
     return Text(status.value.replace("worker_died", "worker_\ndied"), style=status_style(status))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: Number of colours in the style sheet: ``--c0``, ``--c1``, …
 COLOURS = 6
-#: Colours that stand for the page's own until the picture is in the page, where they are light or dark.
+#: Placeholder colours, replaced by the page's own, light or dark, once the picture is in the page.
 _PAGE = {
     **{f"#0a000{i}": f"--{name}" for i, name in enumerate(("text", "faint", "line", "strong"), 1)},
     **{f"#0a001{i}": f"--c{i}" for i in range(COLOURS)},
@@ -33,7 +33,7 @@ TEXT, FAINT, LINE, STRONG = (_OF[f"--{name}"] for name in ("text", "faint", "lin
 
 
 def colour_of(index: int) -> str:
-    """Return what stands for a colour of the page."""
+    """Return the placeholder for a colour of the page."""
     return _OF[f"--c{index % COLOURS}"]
 
 
@@ -48,7 +48,7 @@ def inline(svg: str, about: str) -> str:
         svg = re.sub(extra, "", svg, flags=re.DOTALL)
     svg = re.sub(r"\n\s*", " ", svg)
     used = set(re.findall(r"(?:url\(|href=\")#([\w-]+)", svg))
-    # Only in tags: whatever a text says, it stays.
+    # Replace only inside tags, so that text stays as it is.
     svg = re.sub(r"<[^<>]+>", lambda tag: _for_the_page(tag[0], used), svg)
     box = re.search(r'viewBox="[^"]+"', svg)
     head = f'<svg class="plot" role="img" aria-label="{_attribute(about)}" {box[0] if box else ""}>'
@@ -56,11 +56,11 @@ def inline(svg: str, about: str) -> str:
 
 
 def _for_the_page(tag: str, used: set[str]) -> str:
-    """Give a tag the page's colours and font, and no name that nothing refers to."""
-    tag = re.sub(r' id="([\w-]+)"', lambda found: found[0] if found[1] in used else "", tag)
+    """Give a tag the page's colours and font, and remove its id if nothing refers to it."""
+    tag = re.sub(r' id="([\w-]+)"', lambda match: match[0] if match[1] in used else "", tag)
     for colour, variable in _PAGE.items():
         tag = tag.replace(colour, f"var({variable})")
-    # The font by whose widths it was laid out is wider than those of most systems, so nothing runs out of its place.
+    # The layout used the widths of a font that is wider than those of most systems, so no text overflows its place.
     return re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", tag)
 
 
@@ -74,7 +74,7 @@ def _attribute(text: str) -> str:
 
 #: How the points of a series are drawn. A line joins its points, steps keep a value until the next one.
 Mark = Literal["dots", "rings", "triangles", "crosses", "line", "steps"]
-#: A figure with the ends of its 95 % interval; ``None`` if that is not known.
+#: A figure with the ends of its 95 % interval; ``None`` if they are unknown.
 Estimate = tuple[float, float | None, float | None]
 
 
@@ -83,8 +83,8 @@ class Axis:
     """An axis with its unit in its title.
 
     Attributes:
-        ticks: values that were tried, which are then the only labelled ones.
-        log: logarithmic, for positive values only.
+        ticks: values that were tried; if given, only these are labelled.
+        log: whether it is logarithmic, which is for positive values only.
     """
 
     title: str
@@ -94,10 +94,10 @@ class Axis:
 
 @dataclass(frozen=True)
 class Series:
-    """Points ``(x, y)`` of one kind. Crosses have no height: they stand for what failed at this x.
+    """Points ``(x, y)`` of one kind. Crosses have no height: they mark what failed at this x.
 
     Attributes:
-        name: its entry in the legend; empty for one that continues another series, with its colour.
+        name: its entry in the legend; empty for a series that continues another one, in the same colour.
         colour: index of a colour of the page.
     """
 
@@ -118,7 +118,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot of a chart; the panels of a chart lie below each other and share its x axis."""
+    """One plot of a chart. The panels of a chart are stacked and share its x axis."""
 
     y: Axis
     series: tuple[Series, ...]
@@ -127,7 +127,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Span:
-    """An interval of the x axis that is shaded."""
+    """A shaded interval of the x axis."""
 
     begin: float
     end: float
@@ -138,10 +138,10 @@ class Chart:
     """Points and curves over a common x axis.
 
     Attributes:
-        zero: the x axis begins at 0.
+        zero: whether the x axis begins at 0.
         spans: shaded intervals; spans_are: what they stand for.
-        here: a value of x that is pointed out; here_is: what it stands for.
-        note: what the reader is to know besides, below the legend.
+        here: a highlighted value of x; here_is: what it stands for.
+        note: anything else the reader should know, shown below the legend.
     """
 
     x: Axis
@@ -156,7 +156,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Factor:
-    """A step of a waterfall: what multiplies the value before it. The rest is what no other step accounts for."""
+    """A step of a waterfall, which multiplies the value before it. The rest is what no other step accounts for."""
 
     name: str
     factor: Estimate
@@ -165,7 +165,7 @@ class Factor:
 
 @dataclass(frozen=True)
 class Waterfall:
-    """Factors that lead from 1 to `total`, on a logarithmic axis, on which equal lengths are equal factors."""
+    """Factors that lead from 1 to `total`, on a logarithmic axis, where equal lengths mean equal factors."""
 
     axis: str
     begin: str
@@ -176,7 +176,7 @@ class Waterfall:
 
 @dataclass(frozen=True)
 class IntervalRow:
-    """A row of intervals: a figure with its interval. A faint one is shown beside the others and does not count."""
+    """A row of intervals: a figure with its interval. A faint one is shown with the others but does not count."""
 
     name: str
     at: Estimate
@@ -186,7 +186,7 @@ class IntervalRow:
 
 @dataclass(frozen=True)
 class Intervals:
-    """Figures with their 95 % intervals below each other."""
+    """Figures with their 95 % intervals, one below the other."""
 
     axis: str
     rows: tuple[IntervalRow, ...]
@@ -210,13 +210,13 @@ Plot = Chart | Waterfall | Intervals | Stacks
 
 # Draws pictures as SVG for a page: text as text, in the page's own colours, the same bytes for the same numbers.
 #
-# Matplotlib draws, because its axes (ticks, logarithms, intervals, labels that do not run into each other) are right,
-# its SVG has no script, and a page of eight pictures stays below 150 kB. Libraries that draw in the browser (Vega,
-# Plotly, Bokeh, ECharts) put 0.8 to 4 MB of script into each page, and show nothing where scripts are blocked, as on
-# the daemon's page or in a mail. Matplotlib is imported only when a picture is drawn, and touches none of the settings
-# of a notebook that uses it, too.
+# Matplotlib draws them, because it gets axes right (ticks, logarithms, intervals, labels that do not overlap), its SVG
+# has no script, and a page of eight pictures stays below 150 kB. Libraries that draw in the browser (Vega, Plotly,
+# Bokeh, ECharts) put 0.8 to 4 MB of script into each page, and show nothing where scripts are blocked, as on the
+# daemon's page or in an email. Matplotlib is imported only when a picture is drawn, and the settings of a notebook that
+# also uses it are left untouched.
 #
-# A figure is 360 units wide, about as many as a phone has pixels, and is scaled up from there: its text is never
+# A figure is 360 units wide, about the width of a phone in pixels, and is scaled up from there: its text is never
 # smaller than the page's small print.
 
 #: Dash patterns, as multiples of a line's width. They distinguish curves without colour; the first is solid.
@@ -245,10 +245,10 @@ _STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.6,
     "figure.constrained_layout.use": True,
 }
-#: Of rows of bars, in units of the figure: a line of a row's name above its bar, the bar, the gap to the next row, and
-#: what is below all rows.
+#: Heights in rows of bars, in units of the figure: a line of the row's name above its bar, the bar, the gap to the next
+#: row, and the space below all rows.
 _LINE_HEIGHT, _BAR, _GAP, _BELOW = 13, 11, 7, 40
-#: Letters of a line, and of a bold one, and lines of a name.
+#: Maximum number of letters in a line and in a bold line, and of lines in a name.
 _LETTERS, _BOLD_LETTERS, _LINES = 54, 48, 3
 #: Larger values are not drawn, so that the arithmetic of the axes stays finite.
 _LARGEST = 1e100
@@ -259,8 +259,8 @@ class Key:
     """An entry of a legend.
 
     Attributes:
-        mark: ``bar``, ``band``, ``span``, ``here`` and ``note`` (none) besides those of a series.
-        dashes: of a line, as SVG writes them.
+        mark: one of a series, or ``bar``, ``band``, ``span``, ``here`` or ``note`` (no mark).
+        dashes: of a line, in SVG's notation.
     """
 
     name: str
@@ -271,7 +271,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A picture as SVG, and its legend, which the page writes."""
+    """A picture as SVG, and its legend, which the page renders."""
 
     svg: str
     legend: tuple[Key, ...] = ()
@@ -284,7 +284,7 @@ def draw(plot: Plot, title: str, about: str) -> Drawing:
         title: distinguishes it from the page's other pictures. about: its alternative text.
 
     Raises:
-        Exception: Matplotlib is missing or fails, in whatever way; nothing else depends on it.
+        Exception: Matplotlib is missing or fails in any way; nothing else depends on it.
     """
     with _silent():
         import matplotlib
@@ -296,14 +296,14 @@ def draw(plot: Plot, title: str, about: str) -> Drawing:
         matplotlib.rcParams.update({**_STYLE, "svg.hashsalt": one_line(title)})
         figure = Figure(facecolor="none")
         legend = _DRAWERS[type(plot)](figure, plot)
-        written = io.StringIO()
-        FigureCanvasSVG(figure).print_svg(written, metadata={"Date": None})  # type: ignore[no-untyped-call]
-    return Drawing(inline(written.getvalue(), about), tuple(legend))
+        file = io.StringIO()
+        FigureCanvasSVG(figure).print_svg(file, metadata={"Date": None})  # type: ignore[no-untyped-call]
+    return Drawing(inline(file.getvalue(), about), tuple(legend))
 
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Keep Matplotlib from telling of its font cache, and of letters that its font lacks and the reader's may have."""
+    """Silence Matplotlib's messages on its font cache, and on letters that its font lacks but the reader's may have."""
     logger = logging.getLogger("matplotlib")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -321,14 +321,14 @@ def _resize(figure: Figure, height: float) -> None:
 
 def _chart(figure: Figure, chart: Chart) -> list[Key]:
     _resize(figure, 190 if len(chart.panels) == 1 else 145 * len(chart.panels))
-    every = figure.subplots(len(chart.panels), 1, sharex=True, squeeze=False)[:, 0]
-    for axes, panel in zip(every, chart.panels, strict=True):
+    plots = figure.subplots(len(chart.panels), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, panel in zip(plots, chart.panels, strict=True):
         for span in chart.spans:
             axes.axvspan(span.begin, span.end, color=STRONG, linewidth=0)
         if chart.here is not None:
             axes.axvline(chart.here, color=FAINT, linewidth=1, dashes=(2, 2))
         _panel(axes, panel)
-    last = every[-1]
+    last = plots[-1]
     last.set_xlabel(one_line(chart.x.title))
     if chart.zero:
         last.set_xlim(left=0)
@@ -362,7 +362,7 @@ def _panel(axes: Axes, panel: Panel) -> None:
         _series(axes, series)
     if panel.y.log:
         low, high = axes.get_ylim()
-        # What failed stands below everything that has a value.
+        # Crosses for failures go below everything that has a value.
         axes.set_ylim(low / 1.8 if any(series.mark == "crosses" for series in panel.series) else low, high)
     elif not _is_curve(panel):
         # A user's objective may be negative.
@@ -372,7 +372,7 @@ def _panel(axes: Axes, panel: Panel) -> None:
 
 
 def _is_curve(panel: Panel) -> bool:
-    """Whether the heights matter less than the course: a scale from zero would flatten it."""
+    """Return whether the shape matters more than the heights: a scale from zero would flatten it."""
     return all(series.mark == "line" for series in panel.series) and not panel.levels
 
 
@@ -389,7 +389,7 @@ def _series(axes: Axes, series: Series) -> None:
         (drawn,) = axes.plot(xs, ys, color=colour, solid_joinstyle="round")
         if dashes:
             drawn.set_dashes(dashes)
-        # Where it ends, or stands alone between values that are not numbers.
+        # Mark where the line ends, and points that stand alone between values that are not numbers.
         ends = [i for i, y in enumerate(ys) if not math.isnan(y) and (i + 1 == len(ys) or math.isnan(ys[i + 1]))]
         axes.plot([xs[i] for i in ends], [ys[i] for i in ends], "o", color=colour, markersize=3.5)
     elif series.mark == "steps":
@@ -409,22 +409,22 @@ def _plain(value: float, _position: float | None = None) -> str:
 
 
 def _few(value: float, _position: float | None = None) -> str:
-    """Label 2 and 5 between powers of ten."""
+    """Label only 2 and 5 between powers of ten."""
     first = f"{value:.0e}"[0]
     return _plain(value) if first in "25" else ""
 
 
 def _rows(figure: Figure, names: Sequence[tuple[str, bool]], axis: str) -> tuple[Axes, list[float]]:
-    """Prepare axes with a row for each name, which stands above its bar: there is no room beside it on a phone.
+    """Prepare axes with a row for each name, which goes above its bar: on a phone there is no room beside it.
 
     Args:
-        names: and whether each is emphasized.
+        names: with whether each is emphasized.
 
     Returns:
         the axes, whose heights are in units of the figure, and the height of the middle of each bar.
     """
     lines = [_lines(name, _BOLD_LETTERS if strong else _LETTERS) for name, strong in names]
-    height = sum(len(some) * _LINE_HEIGHT + _BAR + _GAP for some in lines)
+    height = sum(len(wrapped) * _LINE_HEIGHT + _BAR + _GAP for wrapped in lines)
     _resize(figure, height + _BELOW)
     axes: Axes = figure.subplots()
     axes.set_ylim(0, height)
@@ -433,10 +433,10 @@ def _rows(figure: Figure, names: Sequence[tuple[str, bool]], axis: str) -> tuple
     axes.spines["left"].set_visible(False)
     axes.set_xlabel(one_line(axis))
     bars = []
-    for some, (_, strong) in zip(lines, names, strict=True):
-        for line in some:
+    for wrapped, (_, strong) in zip(lines, names, strict=True):
+        for line in wrapped:
             height -= _LINE_HEIGHT
-            # Constrained layout would make room for a long name by narrowing the axes.
+            # Keep the name out of the constrained layout, which would narrow the axes to make room for a long one.
             weight = "bold" if strong else "normal"
             text = axes.text(
                 0.0, height + 3, line, transform=axes.get_yaxis_transform(), fontsize=10, fontweight=weight
@@ -493,13 +493,13 @@ def _waterfall(figure: Figure, plot: Waterfall) -> list[Key]:
 
 
 def _ratios(low: float, high: float) -> list[float]:
-    """Return round ratios between two, about five of them."""
+    """Return about five round ratios from ``low`` to ``high``."""
     for steps in ((1, 1.2, 1.5, 2, 3, 5, 7), (1, 1.5, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
-        found = sorted(step * 10.0**power for power in range(-3, 7) for step in steps)
-        inside = [ratio for ratio in found if low <= ratio <= high]
-        if len(inside) <= 6:
+        ratios = sorted(step * 10.0**power for power in range(-3, 7) for step in steps)
+        visible = [ratio for ratio in ratios if low <= ratio <= high]
+        if len(visible) <= 6:
             break
-    return inside
+    return visible
 
 
 def _stacks(figure: Figure, plot: Stacks) -> list[Key]:

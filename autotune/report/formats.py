@@ -59,7 +59,7 @@ FILE_WIDTH = 100
 def to_terminal(document: Document) -> RenderableType:
     """Return the report as a rich renderable.
 
-    On a narrow terminal texts wrap, and tables that do not fit become lists; figures, paths and commands stay whole.
+    On a narrow terminal, texts wrap, and tables that do not fit become lists; figures, paths and commands stay whole.
     Control characters are removed, and text from outside is never interpreted as markup.
     """
     lines: list[RenderableType] = [Line(Text(one_line(document.title), style="bold"))]
@@ -72,7 +72,7 @@ def to_terminal(document: Document) -> RenderableType:
 
 
 def to_text(document: Document, width: int = FILE_WIDTH) -> str:
-    """Return the report as plain text, without colours, escape sequences and trailing spaces."""
+    """Return the report as plain text, without colours, escape sequences or trailing spaces."""
     console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False, record=True)
     console.print(to_terminal(document), crop=False)
     return "".join(f"{line.rstrip()}\n" for line in console.export_text().splitlines())
@@ -83,7 +83,7 @@ def _terminal_part(part: Part) -> RenderableType:
         case Paragraph():
             return Line(Text(one_line(part.text), style="bold" if part.strong else ""))
         case Facts():
-            rows = ((one_line(name), one_line(what), isinstance(what, Verbatim)) for name, what in part.rows)
+            rows = ((one_line(name), one_line(label), isinstance(label, Verbatim)) for name, label in part.rows)
             return Group(*pairs(rows))
         case Grid():
             return _terminal_grid(part)
@@ -94,7 +94,9 @@ def _terminal_part(part: Part) -> RenderableType:
         case Commands():
             return Group(*(Line(one_line(line), 2, verbatim=True) for line in part.lines))
         case Links():
-            return Group(*(Line(f"{one_line(what)}: {one_line(where)}", verbatim=True) for what, where in part.rows))
+            return Group(
+                *(Line(f"{one_line(label)}: {one_line(target)}", verbatim=True) for label, target in part.rows)
+            )
 
 
 def _terminal_grid(part: Grid) -> Table:
@@ -140,8 +142,8 @@ def _sparkline(values: Sequence[float], low: float, high: float) -> str:
 def _condensed(values: Sequence[float]) -> Iterator[float]:
     cells = min(len(values), _CURVE_CELLS)
     for i in range(cells):
-        some = values[i * len(values) // cells : (i + 1) * len(values) // cells]
-        yield sum(some) / len(some)
+        chunk = values[i * len(values) // cells : (i + 1) * len(values) // cells]
+        yield sum(chunk) / len(chunk)
 
 
 # A report as one self-contained HTML page: no script, nothing loaded from elsewhere, light and dark, and printable.
@@ -172,16 +174,16 @@ def _template() -> Template:
         auto_reload=False,
     )
     pages.filters["kind"] = lambda part: type(part).__name__
-    # Pictures that follow each other stand beside each other.
+    # Consecutive pictures are placed side by side.
     pages.filters["groupby_pictures"] = lambda parts: [
-        (drawn, list(some)) for drawn, some in groupby(parts, key=lambda part: isinstance(part, Picture))
+        (drawn, list(group)) for drawn, group in groupby(parts, key=lambda part: isinstance(part, Picture))
     ]
     pages.globals["drawn"] = lambda part: _drawn(part, Markup)
     return pages.get_template("report.html")
 
 
 def _drawn(part: Picture | Curves, markup: type[str]) -> Drawing:
-    """Draw a picture. Where that fails, the page has its table, or the ends of its curves, and no picture."""
+    """Draw a picture. If that fails, the page has only its table, or the ends of its curves."""
     picture = _picture_of(part) if isinstance(part, Curves) else part
     drawing = Drawing("")
     if not isinstance(part, Curves) or any(math.isfinite(value) for _, values in part.rows for value in values):
@@ -193,9 +195,9 @@ def _drawn(part: Picture | Curves, markup: type[str]) -> Drawing:
 
 def _picture_of(curves: Curves) -> Picture:
     steps = max((len(values) for _, values in curves.rows), default=0)
-    known = [value for _, values in curves.rows for value in values if math.isfinite(value)]
+    finite = [value for _, values in curves.rows for value in values if math.isfinite(value)]
     names = ", ".join(one_line(name) for name, _ in curves.rows)
-    ends = f", from {min(known):.3g} to {max(known):.3g}" if known else ""
+    ends = f", from {min(finite):.3g} to {max(finite):.3g}" if finite else ""
     series = tuple(
         Series(name, "line", tuple(enumerate(values, 1)), i) for i, (name, values) in enumerate(curves.rows) if values
     )
@@ -204,7 +206,7 @@ def _picture_of(curves: Curves) -> Picture:
 
 
 def _ends(curves: Curves) -> tuple[Key, ...]:
-    """Return the legend of curves: with the first and the last value of each, and where it ended."""
+    """Return the legend of curves, with the first and last value of each, and where it ended if it ended early."""
     steps = max((len(values) for _, values in curves.rows), default=0)
     legend = []
     for i, (name, values) in enumerate(curves.rows):
@@ -219,16 +221,18 @@ def _ends(curves: Curves) -> tuple[Key, ...]:
 #
 # ``{"schema_version", "study", "state", "title", "answer", "training", "outcome", "sections"}``, as docs/json.md shows.
 # ``state`` is ``done``, ``failed`` or ``unfinished``; ``outcome`` is the object that ``autotune search --json`` prints,
-# or null if the search is not done. ``sections`` is a list of ``{"title", "parts"}``, and a part has a ``kind``, which
-# says what else it has:
+# or null if the search is not done. ``sections`` is a list of ``{"title", "parts"}``. The ``kind`` of a part determines
+# its other keys:
 #
 # ============= ============================================================
 # ``paragraph`` ``text``, and ``strong`` if it holds the main result
 # ``facts``     ``rows`` of a name and a value
 # ``table``     ``columns`` (names), and ``rows`` of as many texts
 # ``curves``    ``rows`` of ``{"name", "values"}``; a value that is not finite is null
-# ``picture``   ``title``, ``about`` (in words), ``plot`` (`autotune.report.drawing`, and its ``kind``), ``table`` or
-# null ``commands``  ``lines`` to type or paste, and their ``language`` ``links``     ``rows`` of a name and a target
+# ``picture``   ``title``, ``about`` (in words), ``plot``
+#               (`autotune.report.drawing`, and its ``kind``), ``table`` or null
+# ``commands``  ``lines`` to type or paste, and their ``language``
+# ``links``     ``rows`` of a name and a target
 # ============= ============================================================
 
 
@@ -252,7 +256,7 @@ def to_json(material: Material, document: Document) -> dict[str, Any]:
 
 
 def _training(outcome: Outcome, material: Material) -> dict[str, Any] | None:
-    """Return how long the training takes that was asked about."""
+    """Return how long the requested training takes."""
     whole = whole_training(material)
     if whole is None:
         return None
@@ -283,11 +287,11 @@ def _json_part(part: Part) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of dataclasses as JSON has it: lists for tuples, null for what is not finite."""
+    """Convert a value from a dataclass for JSON: tuples to lists, non-finite numbers to null."""
     if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
+        return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return _finite(value) if isinstance(value, float) else value
 
 
@@ -335,7 +339,7 @@ def escape(text: str, *, front: bool = False) -> str:
     text = _EDGE.sub(r"\_", text)
     text = _ENTITY.sub(r"\&", text)
     text = _LINK.sub(r"\\\g<0>", text)
-    return _FRONT.sub(lambda found: f"{found[0][:-1]}\\{found[0][-1]}", text) if front else text
+    return _FRONT.sub(lambda match: f"{match[0][:-1]}\\{match[0][-1]}", text) if front else text
 
 
 def _markdown_part(part: Part) -> str:

@@ -93,8 +93,8 @@ from autotune.study.request import command_of
 def report_on(material: Material) -> Document:
     """Return the full report of a study, for a reader who did not follow the search.
 
-    The report of an unfinished study has the sections for which there are results. Checks that were not made, or not
-    recorded by an older version, are reported as missing or omitted.
+    The report of an unfinished study has only the sections for which there are results. Checks that were not made, or
+    that an older version did not record, are reported as missing or omitted.
     """
     outcome = material.outcome
     sections = [answer_section(answer_of(material)), *pictures(material)]
@@ -123,7 +123,7 @@ def report_on(material: Material) -> Document:
 
 
 def title_of(material: Material) -> str:
-    """Return what was trained where, and the study's name."""
+    """Return a title that says what was trained on which device, and names the study."""
     outcome, probe = material.outcome, material.probe
     device = outcome.device_name if outcome else probe.device_name if probe else material.device
     size = outcome.image_size if outcome else material.image_size
@@ -156,18 +156,18 @@ def _asked(material: Material) -> Section:
 def _data(material: Material) -> str:
     data = material.data or DataRef(kind=material.spec.data)
     kinds = {"none": "the workload's own", "synthetic": "synthetic, made on the device's side of the loader"}
-    what = kinds.get(data.kind, data.kind)
+    text = kinds.get(data.kind, data.kind)
     if data.path is not None:
-        what += f", {data.path}"
+        text += f", {data.path}"
     if data.store is not None:
-        what += f", behind a slow store that was put there ({data.store.words})"
+        text += f", behind a slow store that was put there ({data.store.words})"
     cache = (material.outcome.page_cache if material.outcome else None) or data.page_cache
     states = {
         "warm": "page cache warm, all files had been read before the first launch",
         "cold": "page cache cold, files may have come from the disk",
         "unknown": "whether its files came from the page cache or the disk is not known",
     }
-    return what if cache is None else f"{what}; {states.get(cache, cache)}"
+    return text if cache is None else f"{text}; {states.get(cache, cache)}"
 
 
 def _software(material: Material) -> str | None:
@@ -200,52 +200,52 @@ def _search(material: Material) -> str:
 
 
 def _tried(material: Material) -> list[tuple[str, str | None]]:
-    """Return how many values of each knob were tried, and which knobs had one value in all trials.
+    """Return how many values of each knob were tried, and which knobs had the same value in all trials.
 
-    A value that was not tried, for lack of time or expected gain, is not known to be slower.
+    A value that was not tried, for lack of time or of expected gain, is not known to be slower.
     """
-    tried = [
+    configs = [
         t.config for t in material.trials if t.result.status is not TrialStatus.INTERRUPTED and not t.result.transient
     ]
-    tried += [e.config for h in material.heats for e in h.heat.entrants if e.status is not TrialStatus.INTERRUPTED]
+    configs += [e.config for h in material.heats for e in h.heat.entrants if e.status is not TrialStatus.INTERRUPTED]
     varied, same = [], []
     for name, values in material.choices.items():
-        seen = {spell(config[name]) for config in tried if name in config}
-        if len(values) > 1 and len(seen) > 1:
-            varied.append(f"{name} {len(seen.intersection(values))} of {len(values)}")
+        used = {spell(config[name]) for config in configs if name in config}
+        if len(values) > 1 and len(used) > 1:
+            varied.append(f"{name} {len(used.intersection(values))} of {len(values)}")
         elif len(values) > 1:
             same.append(name)
-    if not tried:
+    if not configs:
         return []
     return [("values tried", " · ".join(varied) or None), ("never varied", ", ".join(same) or None)]
 
 
 def _verdict(outcome: Outcome, material: Material) -> list[Section]:
-    """Return the answer with every figure that supports it; nothing if there is no more to say."""
+    """Return the verdict with every figure that supports it, as a section; empty if there is nothing to add."""
     verdict = verdict_on(outcome, material.trials)
     best, own, dropped = verdict.best, verdict.own, paragraphs(*verdict.dropped)
     if verdict.headline is not None:
         return [Section("Verdict", dropped)] if dropped else []
-    # Another objective, or a requirement that the baseline does not meet, may choose what is slower.
+    # Another objective, or a requirement that the baseline does not meet, may select a slower configuration.
     by_rate = material.spec.objective == "throughput" and best.standing.speedup >= 1
     chosen = "fastest" if by_rate else "best"
-    which = "What is likely the fastest" if verdict.likely else f"The {chosen}"
-    found: list[Part] = [Paragraph(_winner_sentence(which, best, outcome))]
+    title = "What is likely the fastest" if verdict.likely else f"The {chosen}"
+    parts: list[Part] = [Paragraph(_winner_sentence(title, best, outcome))]
     at_own = f"{verdict.own_title[0].upper()}{verdict.own_title[1:]}"
     if verdict.one_winner:
-        found += paragraphs(f"That is {verdict.own_title}. {best.consequence}")
+        parts += paragraphs(f"That is {verdict.own_title}. {best.consequence}")
     elif own.is_baseline:
-        found += paragraphs(best.consequence, f"{at_own} nothing was shown to be faster than the baseline.")
+        parts += paragraphs(best.consequence, f"{at_own} nothing was shown to be faster than the baseline.")
     else:
         fastest = _winner_sentence(f"{at_own} the {chosen}", own, outcome)
-        found += paragraphs(best.consequence, f"{fastest} {own.consequence}")
-    found += paragraphs(verdict.likely, verdict.tie, verdict.cautions, verdict.break_even, *verdict.edges)
-    return [Section("Verdict", (*found, *dropped))]
+        parts += paragraphs(best.consequence, f"{fastest} {own.consequence}")
+    parts += paragraphs(verdict.likely, verdict.tie, verdict.cautions, verdict.break_even, *verdict.edges)
+    return [Section("Verdict", (*parts, *dropped))]
 
 
 def _winner_sentence(title: str, won: Won, outcome: Outcome) -> str:
     standing, baseline, evidence = won.standing, outcome.baseline, outcome.evidence
-    shown = "" if won.shown else " That is not shown to be faster."
+    doubt = "" if won.shown else " That is not shown to be faster."
     if evidence is not None and not won.is_baseline:
         rest = one_line(evidence)
     elif standing.verified:
@@ -258,7 +258,7 @@ def _winner_sentence(title: str, won: Won, outcome: Outcome) -> str:
         f"{rate_text(standing.samples_per_second, standing.ci95)} {outcome.unit}, "
         f"{ratio_text(standing.speedup, standing.speedup_ci95)} the baseline's "
         f"{rate_text(baseline.samples_per_second, baseline.ci95)} "
-        f"(95 %: {interval_text(standing.speedup_ci95)}), from {rest}.{shown}"
+        f"(95 %: {interval_text(standing.speedup_ci95)}), from {rest}.{doubt}"
     )
 
 
@@ -270,37 +270,37 @@ def _profile(material: Material) -> list[Section]:
 
 
 def _left(outcome: Outcome) -> list[Section]:
-    found = paragraphs(left_line(outcome))
-    return [Section("Files left behind", found)] if found else []
+    parts = paragraphs(left_line(outcome))
+    return [Section("Files left behind", parts)] if parts else []
 
 
 def _next(material: Material) -> Section:
     typed = shlex.quote(material.typed)
     if material.outcome is None:
         return Section("Next", (Commands((f"autotune resume {typed}", f"autotune show {typed}")),))
-    own = [c for c in next_commands(material.outcome, material.folder) if not c.startswith("autotune report")]
+    commands = [c for c in next_commands(material.outcome, material.folder) if not c.startswith("autotune report")]
     report = f"autotune report {typed} -o {shlex.quote(f'{material.name}.md')}"
-    return Section("Next", (Commands(tuple(dict.fromkeys([*own, f"autotune show {typed}", report]))),))
+    return Section("Next", (Commands(tuple(dict.fromkeys([*commands, f"autotune show {typed}", report]))),))
 
 
-# The report for a glance: the answer, baseline beside winner, and what to type next; a screen of a terminal at most.
+# The report at a glance: the answer, the baseline beside the winner, and the next commands; at most a terminal screen.
 #
-# In Markdown it is what a pull request that takes the profile says.
+# As Markdown, it is the description of a pull request that adopts the profile.
 
-#: Lines of a terminal, of which few have less.
+#: Lines of a terminal; few have fewer.
 LINES = 24
-#: Rows of an answer in the order in which they give way where there is no room for them, after all others: nobody
-#: should paste a command without having read what it changes.
+#: Rows of an answer that are dropped last, and in this order, if there is no room for them: nobody should paste a
+#: command without having read what it changes.
 GIVES_WAY = ("limit now", "costs", "saves", "how", "checked", "changes")
-#: The same where the reader has asked what a training of his own takes and costs.
+#: The same if the user asked for the time and cost of a whole training.
 GIVES_WAY_ASKED = ("limit now", "how", "checked", "costs", "saves", "changes")
 
 
 def short_report_on(material: Material, *, lines: int | None = LINES, width: int = FILE_WIDTH) -> Document:
-    """Return the short report of a study, finished or not. What there is no room for is in `report_on`.
+    """Return the short report of a study, finished or not. `report_on` has whatever does not fit.
 
     Args:
-        lines: that it may take on a terminal; ``None`` where that does not matter. width: of the terminal in columns.
+        lines: maximum height on a terminal; ``None`` for no limit. width: of the terminal, in columns.
     """
     answer = answer_of(material)
     rows = list(answer.rows)
@@ -331,15 +331,15 @@ def _grid(outcome: Outcome, material: Material) -> Grid:
 
 
 def _row(outcome: Outcome, standing: Standing, material: Material) -> tuple[str, ...]:
-    own = standing is outcome.baseline
-    won = key(standing.config) == key(outcome.best.config) and outcome.found in (Finding.FASTER, Finding.LIKELY)
+    is_baseline = standing is outcome.baseline
+    is_winner = key(standing.config) == key(outcome.best.config) and outcome.found in (Finding.FASTER, Finding.LIKELY)
     trial = f"trial {label_of(standing, material.trials)}"
-    winner = "likely" if outcome.evidence else "winner"
-    name = "baseline" if own else f"{winner}, {trial}" if won else trial
+    role = "likely" if outcome.evidence else "winner"
+    name = "baseline" if is_baseline else f"{role}, {trial}" if is_winner else trial
     return (
         name,
         rate_text(standing.samples_per_second, standing.ci95),
-        *(("1.00×", "-") if own else gain_text((standing.speedup, *standing.speedup_ci95))),
+        *(("1.00×", "-") if is_baseline else gain_text((standing.speedup, *standing.speedup_ci95))),
         memory_text(standing.peak_memory_bytes),
         str(standing.launches) if standing.verified else "1, not in turns",
     )
@@ -349,7 +349,7 @@ def _row(outcome: Outcome, standing: Standing, material: Material) -> tuple[str,
 
 #: Minimum number of complete configurations in the table besides the baseline, and maximum number of failures.
 TOP, FAILURES = 5, 3
-#: Failures that the configuration itself caused. They are shown first, the others follow by trial number.
+#: Failures that the configuration itself caused. They are shown first; the others follow by trial number.
 _NOTABLE = (TrialStatus.OOM, TrialStatus.HOST_OOM, TrialStatus.COMPILE_FAILED, TrialStatus.DIVERGED)
 
 
@@ -360,38 +360,40 @@ def best_table(outcome: Outcome, trials: Sequence[Trial], folder: PurePath | Non
         folder: the reader's current folder, absolute. Paths below it are shown relative to it.
     """
     baseline, verdict = outcome.baseline, verdict_on(outcome, trials)
-    # Dropped finalists are listed below: in the table their rates would look like a winner's.
+    # Dropped finalists are listed below the table, where their rates cannot be mistaken for a winner's.
     ranked = [s for s in standings(outcome) if not is_out(outcome, s)]
     table = new_table("trial", "optimization", outcome.unit, "speedup", "peak\nmemory", "status")
     winners = [c for c in (outcome.best.config, outcome.best_same_batch.config) if c != baseline.config]
     for standing in ranked:
-        own = standing is baseline
+        is_baseline = standing is baseline
         table.add_row(
             label_of(standing, trials),
-            Text(f"baseline: {settings(baseline.config)}" if own else describe(standing.config, baseline.config)),
+            Text(
+                f"baseline: {settings(baseline.config)}" if is_baseline else describe(standing.config, baseline.config)
+            ),
             rate_text(standing.samples_per_second, standing.ci95),
             ratio_text(standing.speedup),
             memory_text(standing.peak_memory_bytes),
             "likely" if outcome.evidence and standing.config in winners else _proven(standing),
             style="bold green" if standing.config in winners else "",
         )
-    shown = {s.trial for s in ranked} | outcome.dropped.keys()
-    for trial in _others(trials, shown, TOP + 1 - len(ranked)) + _notable_failures(trials):
+    listed = {s.trial for s in ranked} | outcome.dropped.keys()
+    for trial in _others(trials, listed, TOP + 1 - len(ranked)) + _notable_failures(trials):
         complete = trial.result.status is TrialStatus.COMPLETE
         table.add_row(
             str(trial.number),
             Text(describe(trial.config, baseline.config)),
             trial_rate_text(trial),
-            # Its launch and the baseline's were at different moments, so there is no ratio to state.
+            # Its launch and the baseline's ran at different times, so there is no ratio to state.
             "",
             memory_text(trial_peak_bytes(trial)),
             status_cell(trial.result.status),
             style="" if complete else "dim",
         )
-    where = "" if outcome.image_size is None else f", {outcome.image_size} px"
-    title = Text(f"{model_name(outcome.model)} on {one_line(outcome.device_name)}{where}", style="bold")
-    won = outcome.found in (Finding.FASTER, Finding.LIKELY)
-    answer = [Text(headline_of(outcome), style="bold"), Text()] if won else []
+    size = "" if outcome.image_size is None else f", {outcome.image_size} px"
+    title = Text(f"{model_name(outcome.model)} on {one_line(outcome.device_name)}{size}", style="bold")
+    has_winner = outcome.found in (Finding.FASTER, Finding.LIKELY)
+    answer = [Text(headline_of(outcome), style="bold"), Text()] if has_winner else []
     parts = (
         title,
         *answer,
@@ -407,7 +409,7 @@ def best_table(outcome: Outcome, trials: Sequence[Trial], folder: PurePath | Non
 
 
 def _proven(standing: Standing) -> str:
-    """Say how often a configuration was launched in turns. Once proves nothing."""
+    """Return how often a configuration was launched in turns with the baseline. Once proves nothing."""
     if not standing.verified:
         return "complete"
     return f"verified ×{standing.launches}" if standing.launches > 1 else "in turns, once"
@@ -419,7 +421,7 @@ def _others(trials: Sequence[Trial], shown: Collection[int], limit: int) -> list
 
 
 def _notable_failures(trials: Sequence[Trial]) -> list[Trial]:
-    """Return, for each failure status, the trial with the smallest batch, which shows where the limit is."""
+    """Return, for each failure status, the trial with the smallest batch: it shows where the limit lies."""
     smallest: dict[TrialStatus, Trial] = {}
     for trial in trials:
         status = trial.result.status
@@ -428,8 +430,8 @@ def _notable_failures(trials: Sequence[Trial]) -> list[Trial]:
         if status not in smallest or batch_of(trial.config) < batch_of(smallest[status].config):
             smallest[status] = trial
     rank = {status: i for i, status in enumerate(_NOTABLE)}
-    found = sorted(smallest.values(), key=lambda t: (rank.get(t.result.status, len(rank)), t.number))
-    return found[:FAILURES]
+    notable = sorted(smallest.values(), key=lambda t: (rank.get(t.result.status, len(rank)), t.number))
+    return notable[:FAILURES]
 
 
 def _notes(outcome: Outcome, ranked: Sequence[Standing]) -> list[Text]:
@@ -459,8 +461,8 @@ def _winners(verdict: SearchVerdict, outcome: Outcome) -> list[RenderableType]:
         return [text.append(f" {verdict.advice}", style="not bold default")]
     best, own = verdict.best, verdict.own
     if verdict.one_winner:
-        which = "Likely best" if verdict.likely else "Best"
-        lines = _winner_lines(f"{which}, overall and {verdict.own_title}", best, outcome)
+        title = "Likely best" if verdict.likely else "Best"
+        lines = _winner_lines(f"{title}, overall and {verdict.own_title}", best, outcome)
     elif own.is_baseline:
         itself: RenderableType = Text.assemble((f"Best {verdict.own_title}: ", "bold"), "the baseline itself.")
         lines = [itself, *_winner_lines("Best overall", best, outcome)]
@@ -486,7 +488,7 @@ def _winner_lines(title: str, won: Won, outcome: Outcome) -> list[RenderableType
 
 
 def _because(outcome: Outcome, verdict: SearchVerdict) -> list[Text]:
-    """Return the evidence for the winner and against others, one line per check that was made."""
+    """Return the evidence for the winner and against the others, one line per check that was made."""
     lines = [
         proof_line(outcome),
         limit_line(outcome),
@@ -495,30 +497,30 @@ def _because(outcome: Outcome, verdict: SearchVerdict) -> list[Text]:
         verdict.tie,
         *verdict.dropped,
     ]
-    known = [Text(line) for line in lines if line]
-    return [Text(), *known] if known else []
+    texts = [Text(line) for line in lines if line]
+    return [Text(), *texts] if texts else []
 
 
 def _disturbed(trials: Sequence[Trial]) -> list[Text]:
-    """Return the number of trials given up because of other processes on the machine, with advice."""
-    some = [t.result for t in trials if t.result.status is TrialStatus.INTERRUPTED and t.result.transient]
-    if not some:
+    """Return how many trials were given up because of other processes on the machine, with advice."""
+    given_up = [t.result for t in trials if t.result.status is TrialStatus.INTERRUPTED and t.result.transient]
+    if not given_up:
         return []
-    cause, advice = one_line(some[-1].cause or "").partition(";")[0], full_stop(some[-1].advice or "")
-    return [Text(f"{count(len(some), 'trial')} given up because {cause}. {advice}".rstrip(), style="yellow")]
+    cause, advice = one_line(given_up[-1].cause or "").partition(";")[0], full_stop(given_up[-1].advice or "")
+    return [Text(f"{count(len(given_up), 'trial')} given up because {cause}. {advice}".rstrip(), style="yellow")]
 
 
 def _closing(outcome: Outcome, trials: Sequence[Trial], folder: PurePath | None) -> list[RenderableType]:
-    kept = f"of which {seconds_text(outcome.measured_s)} inside kept windows"
+    windows = f"of which {seconds_text(outcome.measured_s)} inside kept windows"
     spent = [
         full_stop(outcome.stopped),
-        ledger_line(outcome.ledger) or f"{seconds_text(outcome.elapsed_s)} of searching, {kept}.",
+        ledger_line(outcome.ledger) or f"{seconds_text(outcome.elapsed_s)} of searching, {windows}.",
         f"Making the data took {seconds_text(outcome.data_s)} before that." if outcome.data_s >= 1 else "",
         f"Waiting for a quiet device took {seconds_text(outcome.wait_s)} more." if outcome.wait_s >= 1 else "",
     ]
     profile = profile_path(outcome, folder)
-    whose = "Profile of the baseline" if outcome.found is Finding.KEEP else "Profile"
-    files = [] if outcome.profile is None else [(whose, profile)]
+    profile_label = "Profile of the baseline" if outcome.found is Finding.KEEP else "Profile"
+    files = [] if outcome.profile is None else [(profile_label, profile)]
     report = StudyFiles(Path(study_folder(outcome))).report
     if report.is_file():
         files.append(("Report", profile.with_name(report.name)))
@@ -527,7 +529,7 @@ def _closing(outcome: Outcome, trials: Sequence[Trial], folder: PurePath | None)
         *_disturbed(trials),
         Text(" ".join(filter(None, spent))),
         Text(),
-        *(Line(Text.assemble((f"{what}: ", "bold"), one_line(str(file))), verbatim=True) for what, file in files),
+        *(Line(Text.assemble((f"{label}: ", "bold"), one_line(str(file))), verbatim=True) for label, file in files),
         Text("Next:", style="bold"),
         *(Line(command, 2, verbatim=True) for command in next_commands(outcome, folder)),
     ]

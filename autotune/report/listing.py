@@ -41,28 +41,28 @@ from autotune.space.formatting import (
 
 # Tables of a study's trials, of a folder's studies, and of a workload's space.
 
-#: Limit of counting the legal configurations, which is done one by one.
+#: Up to how many the legal configurations are counted, which is done one by one.
 COUNT_CAP = 100_000
 
 
 def space_table(space: Space) -> RenderableType:
-    """Return the table of a space: each knob's choices, the refused values and why, then the space's size."""
+    """Return the table of a space: each knob's choices, its refused values and the reasons, then the space's size."""
     table = new_table("knob", "about", "choices", "refused, and why", wrap=("about", "choices", "refused, and why"))
     for name, choices in space.choices.items():
-        own = spell(space.baseline.get(name))
-        legal = [_choice(c, own) for c in choices if c.refused is None]
-        if name in space.baseline and own not in [spell(c.value) for c in choices]:
-            legal.append(f"(baseline: {own})")
+        baseline = spell(space.baseline.get(name))
+        legal = [_choice(c, baseline) for c in choices if c.refused is None]
+        if name in space.baseline and baseline not in [spell(c.value) for c in choices]:
+            legal.append(f"(baseline: {baseline})")
         table.add_row(Text(one_line(name)), _about(name), Text(one_line(", ".join(legal))), _refusals(choices))
     for name, reason in space.inactive.items():
         if reason == ONE_RANK:
-            # Who trains with one rank need not read of the exchange between several.
+            # With one rank, the exchange between ranks does not concern the user.
             continue
         table.add_row(Text(one_line(name)), _about(name), "not here", Text(one_line(reason)), style="dim")
-    found = sum(1 for _ in islice(space.grid(), COUNT_CAP + 1))
-    size = f"more than {COUNT_CAP:,} configurations" if found > COUNT_CAP else count(found, "configuration")
-    notes = "* the baseline's value" + "; (…) tried only beside the best so far" * bool(space.further)
-    return Group(table, Text(notes, style="dim"), Line(f"Legal here: {size}."))
+    legal_count = sum(1 for _ in islice(space.grid(), COUNT_CAP + 1))
+    size = f"more than {COUNT_CAP:,} configurations" if legal_count > COUNT_CAP else count(legal_count, "configuration")
+    note = "* the baseline's value" + "; (…) tried only beside the best so far" * bool(space.further)
+    return Group(table, Text(note, style="dim"), Line(f"Legal here: {size}."))
 
 
 def _choice(choice: Choice, own: str) -> str:
@@ -87,23 +87,25 @@ def trials_table(trials: Sequence[Trial], baseline_config: Config) -> Renderable
     table = new_table("trial", "status", "optimization", unit_of(trials), "peak\nmemory", "took")
     for trial in trials:
         result = trial.result
-        what = f"baseline: {settings(trial.config)}" if trial.number == 0 else describe(trial.config, baseline_config)
+        configuration = (
+            f"baseline: {settings(trial.config)}" if trial.number == 0 else describe(trial.config, baseline_config)
+        )
         table.add_row(
             str(trial.number),
             status_cell(result.status),
-            Text(what),
+            Text(configuration),
             trial_rate_text(trial),
             memory_text(trial_peak_bytes(trial)),
             seconds_text(result.wall_s),
         )
     counts = Counter(trial.result.status.value for trial in trials)
-    under = [Text(f"{count(len(trials), 'trial')}{': ' if counts else ''}{counts_text(counts)}.")]
-    under.append(Text("Each figure is of one launch, ± from its own windows; launches differ by more.", style="dim"))
+    lines = [Text(f"{count(len(trials), 'trial')}{': ' if counts else ''}{counts_text(counts)}.")]
+    lines.append(Text("Each figure is of one launch, ± from its own windows; launches differ by more.", style="dim"))
     if TrialStatus.PRUNED in counts:
-        under.append(Text("~ a rate seen before the trial was stopped for being slow", style="dim"))
+        lines.append(Text("~ a rate seen before the trial was stopped for being slow", style="dim"))
     widest = max((len(str(trial.number)) for trial in trials), default=0)
     notes = [(f"{trial.number:>{widest}}", note, False) for trial in trials for note in _trial_notes(trial)]
-    return Group(table, *map(Line, under), *([Text()] if notes else []), *pairs(notes))
+    return Group(table, *map(Line, lines), *([Text()] if notes else []), *pairs(notes))
 
 
 def _trial_notes(trial: Trial) -> list[str]:
@@ -118,16 +120,16 @@ def _trial_notes(trial: Trial) -> list[str]:
 
 
 def doubts(measurement: Measurement) -> list[str]:
-    """Return the reasons to doubt a launch's rate, one clause each: not settled, discarded windows."""
-    found = []
+    """Return the reasons to doubt a launch's rate, one clause each: not settled, or windows discarded."""
+    reasons = []
     if not measurement.settled:
-        found.append(one_line(measurement.unsettled or "it had not settled when it was measured").rstrip("."))
+        reasons.append(one_line(measurement.unsettled or "it had not settled when it was measured").rstrip("."))
     if measurement.recompiles and measurement.settled:
-        found.append(f"compiled again {count(measurement.recompiles, 'time')} before it was measured")
-    reasons = Counter(one_line(w.discarded or "no reason was given").rstrip(".") for w in measurement.discarded)
-    for reason, windows in reasons.items():
-        found.append(f"{count(windows, 'window')} discarded: {reason}")
-    return found
+        reasons.append(f"compiled again {count(measurement.recompiles, 'time')} before it was measured")
+    discarded = Counter(one_line(w.discarded or "no reason was given").rstrip(".") for w in measurement.discarded)
+    for reason, windows in discarded.items():
+        reasons.append(f"{count(windows, 'window')} discarded: {reason}")
+    return reasons
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ class StudyRow:
     """One row of the table of studies.
 
     Attributes:
-        state: ``done``, ``failed``, ``unfinished``, … as the caller names it.
+        state: ``done``, ``failed``, ``unfinished``, … as chosen by the caller.
         trials: the number of trials that have ended.
         best_speedup: the winner's speedup over the baseline; ``None`` if the search is not finished.
         created: ISO 8601.
@@ -172,15 +174,15 @@ def studies_table(rows: Sequence[StudyRow]) -> RenderableType:
 
 # Profiles as a grid: a row for each training, a column for each kind of hardware.
 
-#: Behind the title of this machine's column.
+#: Appended to the title of this machine's column.
 _HERE = " (here)"
 State = Literal["tuned", "stale", "missing"]
 _STYLES: Mapping[State, str] = {"tuned": "", "stale": "yellow", "missing": "red"}
-#: Columns of a title, unless a word is longer: about as many as a gain below it has in one line, and in two.
+#: Width of a title, unless a word is longer: about that of the gain below it, on one line and on two.
 _WIDE, _NARROW = 18, 14
-#: Profiles that are named with a reason why they are stale.
+#: Maximum number of profiles listed with the reason why they are stale.
 _PLACES = 4
-#: In place of a batch size that is free to choose.
+#: Stands for a batch size that is free to choose.
 _ANY = "any"
 
 
@@ -189,7 +191,7 @@ class GridCell:
     """What is known of one training on one kind of hardware.
 
     Attributes:
-        kept: its profile; ``None`` if it is missing. stale: what has changed since that was measured.
+        kept: its profile; ``None`` if it is missing. stale: what has changed since the profile was measured.
     """
 
     kept: Slot | None = None
@@ -203,7 +205,7 @@ class GridCell:
         """Return the gain and the state.
 
         Args:
-            between: what stands before the gain's interval.
+            between: separates the gain from its interval.
         """
         gain, _, interval = ("" if self.kept is None else gain_text(self.kept.profile)).partition(" (")
         state = "" if self.state == "tuned" else self.state
@@ -218,8 +220,8 @@ class ProfileGrid:
     """A grid of profiles.
 
     Attributes:
-        rows: model, batch size and what else tells a training from the others, as text. columns: kinds of hardware.
-        cells: by number of the row and of the column. A cell that is not there was not asked for.
+        rows: model, batch size, and whatever else distinguishes the training, as text. columns: kinds of hardware.
+        cells: by the numbers of their row and column. A cell that is absent was not requested.
     """
 
     rows: Sequence[tuple[str, str, str]]
@@ -227,13 +229,13 @@ class ProfileGrid:
     cells: Mapping[tuple[int, int], GridCell] = field(default_factory=dict)
 
     def counts(self) -> str:
-        """Return how many cells are in which state, as text."""
-        found = Counter(cell.state for cell in self.cells.values())
-        return listed([f"{found[state]} {state}" for state in _STYLES if found[state]])
+        """Return how many cells are in each state, as text."""
+        counts = Counter(cell.state for cell in self.cells.values())
+        return listed([f"{counts[state]} {state}" for state in _STYLES if counts[state]])
 
 
 def gain_text(profile: Profile) -> str:
-    """Say what a profile gives over its baseline: ``2.06× (2.03 to 2.09)``."""
+    """Return a profile's gain over its baseline as text: ``2.06× (2.03 to 2.09)``."""
     gives = profile.gives
     if profile.configuration == profile.baseline.configuration:
         return "nothing faster"
@@ -244,66 +246,68 @@ def gain_text(profile: Profile) -> str:
 
 
 def stale_text(rows: Iterable[Row]) -> str:
-    """Say what has changed since a profile was measured: ``stale: torch was 2.14.1, is 2.15.0``."""
-    return f"stale: {'; '.join(f'{what} was {then}, is {now}' for what, then, now in rows)}"
+    """Return what has changed since a profile was measured as text: ``stale: torch was 2.14.1, is 2.15.0``."""
+    return f"stale: {'; '.join(f'{name} was {old}, is {new}' for name, old, new in rows)}"
 
 
 def grid_of(kept: Sequence[Slot], here: Fingerprint) -> ProfileGrid:
-    """Arrange profiles: a training that has one on some hardware is missing on the hardware of the others."""
+    """Arrange profiles in a grid. A training with a profile on one kind of hardware is missing on all others."""
     trainings = _titles(kept)
     hardware = _columns([slot.profile for slot in kept], here)
-    places = Counter(zip(trainings, hardware, strict=True))
-    for i, (slot, title, where) in enumerate(zip(kept, list(trainings), hardware, strict=True)):
-        if places[title, where] > 1:
-            # The words of both are the same, as of two files of one name.
+    counts = Counter(zip(trainings, hardware, strict=True))
+    for i, (slot, title, kind) in enumerate(zip(kept, list(trainings), hardware, strict=True)):
+        if counts[title, kind] > 1:
+            # Two profiles have the same text, such as those of two files with the same name.
             trainings[i] = (*title[:2], ", ".join(filter(None, (title[2], slot.name))))
     rows = sorted(set(trainings), key=lambda row: (row[0], row[2], row[1] != _ANY, len(row[1]), row[1]))
     columns = sorted(set(hardware), key=lambda name: (not name.endswith(_HERE), name))
     cells = dict.fromkeys(((r, c) for r in range(len(rows)) for c in range(len(columns))), GridCell())
-    for slot, training, where in zip(kept, trainings, hardware, strict=True):
-        cells[rows.index(training), columns.index(where)] = GridCell(slot, tuple(slot.stale(here)))
+    for slot, training, kind in zip(kept, trainings, hardware, strict=True):
+        cells[rows.index(training), columns.index(kind)] = GridCell(slot, tuple(slot.stale(here)))
     return ProfileGrid(rows, columns, cells)
 
 
 def _titles(kept: Sequence[Slot]) -> list[tuple[str, str, str]]:
-    """Return each profile's training as text. What all trainings of a model have in common is left out."""
+    """Return each profile's training as text, without what all trainings of its model have in common."""
     facts = []
     for slot in kept:
         profile = slot.profile
-        then, workload = profile.conditions, profile.workload
-        # A workload's default differs between devices, and is one training all the same.
-        pixels = "" if has_default_size(profile) else f"{then.image_size} px"
+        conditions, workload = profile.conditions, profile.workload
+        # A workload's default differs between devices, but it is the same training.
+        pixels = "" if has_default_size(profile) else f"{conditions.image_size} px"
         args = ", ".join(f"{name}={value}" for name, value in sorted(workload.args.items()))
-        ranks = f"{then.ranks} ranks" if then.ranks > 1 else ""
+        ranks = f"{conditions.ranks} ranks" if conditions.ranks > 1 else ""
         objective = (
             ""
             if profile.provenance.objective == "throughput"
             else f"objective={model_name(profile.provenance.objective)}"
         )
-        where = workload.path or workload.module or ""
-        facts.append((args, ranks, objective, pixels, then.data, where))
-    found = []
-    for slot, mine in zip(kept, facts, strict=True):
+        source = workload.path or workload.module or ""
+        facts.append((args, ranks, objective, pixels, conditions.data, source))
+    titles = []
+    for slot, own_facts in zip(kept, facts, strict=True):
         model = model_name(slot.profile.workload.name)
         others = [f for s, f in zip(kept, facts, strict=True) if model_name(s.profile.workload.name) == model]
-        # Arguments, ranks and the objective are always said.
-        told = [one for i, one in enumerate(mine) if one and (i < 3 or any(other[i] != one for other in others))]
+        # Arguments, ranks and the objective are always included.
+        parts = [
+            fact for i, fact in enumerate(own_facts) if fact and (i < 3 or any(other[i] != fact for other in others))
+        ]
         batch = str(slot.profile.configuration["batch_size"]) if slot.profile.conditions.keeps_batch_size else _ANY
-        found.append((model, batch, one_line(", ".join(told))))
-    return found
+        titles.append((model, batch, one_line(", ".join(parts))))
+    return titles
 
 
 def _columns(profiles: Sequence[Profile], here: Fingerprint) -> list[str]:
-    """Return each profile's hardware as text: as short as tells the kinds apart."""
+    """Return each profile's hardware as text, just long enough to tell the kinds apart."""
     kinds = [tuple(profile.fingerprint.values.get(name) for name in HARDWARE) for profile in profiles]
     names = [_hardware(profile) for profile in profiles]
-    short = {name: len({k for k, n in zip(kinds, names, strict=True) if n == name}) == 1 for name in names}
-    found = []
+    unique = {name: len({k for k, n in zip(kinds, names, strict=True) if n == name}) == 1 for name in names}
+    titles = []
     for profile, name in zip(profiles, names, strict=True):
         values = profile.fingerprint.values
-        more = "" if short[name] else f", {_cores(values)} of {values.get('cpu_model')}"
-        found.append(one_line(f"{name}{more}") + (_HERE if on_hardware(profile, here) else ""))
-    return found
+        more = "" if unique[name] else f", {_cores(values)} of {values.get('cpu_model')}"
+        titles.append(one_line(f"{name}{more}") + (_HERE if on_hardware(profile, here) else ""))
+    return titles
 
 
 def _hardware(profile: Profile) -> str:
@@ -322,7 +326,7 @@ def _cores(values: Mapping[str, object]) -> str:
 class GridTable:
     """A grid as a table, with a line for each reason why profiles are stale.
 
-    Where the terminal is too narrow, intervals stand on lines of their own, and then the table becomes a list.
+    If the terminal is too narrow, intervals go on lines of their own; if it still is, the table becomes a list.
     """
 
     def __init__(self, grid: ProfileGrid) -> None:
@@ -334,8 +338,8 @@ class GridTable:
         reasons: dict[str, list[str]] = {}
         for (r, c), cell in self._grid.cells.items():
             if cell.stale:
-                where = f"{_name(self._grid.rows[r])} on {self._grid.columns[c]}"
-                reasons.setdefault(stale_text(cell.stale), []).append(where)
+                place = f"{_name(self._grid.rows[r])} on {self._grid.columns[c]}"
+                reasons.setdefault(stale_text(cell.stale), []).append(place)
         if reasons:
             yield Text()
         for reason, places in sorted(reasons.items()):
@@ -344,15 +348,15 @@ class GridTable:
 
     def _table(self, between: str, title: int) -> FittingTable:
         grid = self._grid
-        told = any(more for _, _, more in grid.rows)
+        has_more = any(more for _, _, more in grid.rows)
         columns = [Column("model", no_wrap=True), Column("batch", no_wrap=True)]
-        columns += [Column("with", overflow="fold")] if told else []
+        columns += [Column("with", overflow="fold")] if has_more else []
         columns += [Column("\n".join(wrap(name, title)), no_wrap=True) for name in grid.columns]
         table = FittingTable(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
         for r, (model, batch, more) in enumerate(grid.rows):
             cells = [grid.cells.get((r, c)) for c in range(len(grid.columns))]
             texts = [Text("-") if cell is None else cell.text(between) for cell in cells]
-            table.add_row(Text(model), batch, *([Text(more)] if told else []), *texts)
+            table.add_row(Text(model), batch, *([Text(more)] if has_more else []), *texts)
         return table
 
 

@@ -23,7 +23,7 @@ _NO_CAUSE = "no cause was recorded"
 #: Maximum number of causes shown for one status. `autotune show` has all of them.
 CAUSES = 4
 _NUMBER = re.compile(r"\d[\d,.]*")
-#: Reasons for reduced clocks, by NVML's bit (nvml.h). A power cap disturbs no measurement, but explains its rate.
+#: Reasons for reduced clocks, by NVML's bit (nvml.h). A power cap does not spoil a measurement, but explains its rate.
 _CLOCKS = {**SLOWDOWNS, 0x4: "SW power cap"}
 
 
@@ -35,26 +35,26 @@ def machine(material: Material) -> list[Section]:
     busy = BUSY_ALLOWED if material.spec.allow_busy else None
     texts = (_windows(measured), _lasting(measured), busy)
     parts: list[Part] = [*paragraphs(*texts), *_discarded(measured), *_unsettled(measured)]
-    around = [w.around for _, m in measured for w in m.windows if w.around is not None]
+    surroundings = [w.around for _, m in measured for w in m.windows if w.around is not None]
     rows = (
-        ("SM clock", _range((a.sm_clock_mhz for a in around), "MHz")),
-        ("memory clock", _range((a.memory_clock_mhz for a in around), "MHz")),
-        ("clocks held down", _held_down(around)),
-        ("temperature", _range((a.temperature_c for a in around), "°C")),
-        ("power", _range((a.power_w for a in around), "W")),
+        ("SM clock", _range((a.sm_clock_mhz for a in surroundings), "MHz")),
+        ("memory clock", _range((a.memory_clock_mhz for a in surroundings), "MHz")),
+        ("clocks held down", _held_down(surroundings)),
+        ("temperature", _range((a.temperature_c for a in surroundings), "°C")),
+        ("power", _range((a.power_w for a in surroundings), "W")),
         ("energy", _energy(material, measured)),
-        ("others on the card", _range((a.foreign_processes for a in around), "processes")),
-        ("SMs used by others, kept windows", _range((a.foreign_sm_percent for a in around), "%")),
-        ("CPU used by others, kept windows", _range((a.foreign_cores for a in around), "cores", digits=2)),
-        ("CPU left idle, kept windows", _range((a.idle_cores for a in around), "cores", digits=2)),
+        ("others on the card", _range((a.foreign_processes for a in surroundings), "processes")),
+        ("SMs used by others, kept windows", _range((a.foreign_sm_percent for a in surroundings), "%")),
+        ("CPU used by others, kept windows", _range((a.foreign_cores for a in surroundings), "cores", digits=2)),
+        ("CPU left idle, kept windows", _range((a.idle_cores for a in surroundings), "cores", digits=2)),
         ("alloc retries", _retries(measured)),
         ("waiting for quiet", _waited(material)),
         ("launches differ", _spread(material, measured)),
     )
-    kept = facts(*rows)
-    if not kept:
+    conditions = facts(*rows)
+    if not conditions:
         parts += paragraphs("What others did on the machine meanwhile was not recorded.")
-    return [Section("How quiet the machine was", (*parts, *kept))]
+    return [Section("How quiet the machine was", (*parts, *conditions))]
 
 
 def _windows(measured: Sequence[tuple[LaunchRecord, Measurement]]) -> str:
@@ -68,59 +68,59 @@ def _windows(measured: Sequence[tuple[LaunchRecord, Measurement]]) -> str:
 
 def _lasting(measured: Sequence[tuple[LaunchRecord, Measurement]]) -> str | None:
     """Return which launches were measured under the slowdown that is some cards' normal state."""
-    known = {x.name: [w.around.clocks_event_reasons for w in m.windows if w.around is not None] for x, m in measured}
-    slowed = [name for name, masks in known.items() if any((mask or 0) & LASTING_SLOWDOWN for mask in masks)]
+    reasons = {x.name: [w.around.clocks_event_reasons for w in m.windows if w.around is not None] for x, m in measured}
+    slowed = [name for name, masks in reasons.items() if any((mask or 0) & LASTING_SLOWDOWN for mask in masks)]
     if not slowed:
         return None
-    who = "all launches" if len(slowed) == len(measured) else f"{len(slowed)} of {len(measured)} launches"
-    which = "" if len(slowed) == len(measured) else f": {_first(slowed)}"
+    share = "all launches" if len(slowed) == len(measured) else f"{len(slowed)} of {len(measured)} launches"
+    names = "" if len(slowed) == len(measured) else f": {_first(slowed)}"
     name = SLOWDOWNS[LASTING_SLOWDOWN]
-    return f"{name} lasted through {who}, whose rates are therefore those of a hot card{which}."
+    return f"{name} lasted through {share}, whose rates are therefore those of a hot card{names}."
 
 
 def _discarded(measured: Sequence[tuple[LaunchRecord, Measurement]]) -> list[Part]:
-    """Return the discarded windows by reason. Reasons that differ only in numbers are merged under the first one."""
-    found: dict[str, list[tuple[str, str, float]]] = {}
+    """Return the discarded windows by reason. Reasons that differ only in numbers are merged under the first."""
+    groups: dict[str, list[tuple[str, str, float]]] = {}
     for launch, m in measured:
         for window in m.discarded:
             reason = one_line(window.discarded or "no reason was given").rstrip(".")
-            found.setdefault(_NUMBER.sub("#", reason), []).append((reason, launch.name, window.seconds))
-    ordered = sorted(found.values(), key=len, reverse=True)
+            groups.setdefault(_NUMBER.sub("#", reason), []).append((reason, launch.name, window.seconds))
+    ordered = sorted(groups.values(), key=len, reverse=True)
     rows = tuple(
-        (some[0][0], f"{len(some):,}", f"{sum(s for *_, s in some):,.1f} s", f"{len({n for _, n, _ in some}):,}")
-        for some in ordered
+        (group[0][0], f"{len(group):,}", f"{sum(s for *_, s in group):,.1f} s", f"{len({n for _, n, _ in group}):,}")
+        for group in ordered
     )
     columns = (Column("discarded because", Kind.TEXT), Column("windows"), Column("time"), Column("launches"))
     return [Grid(columns, rows)] if rows else []
 
 
 def _unsettled(measured: Sequence[tuple[LaunchRecord, Measurement]]) -> list[Part]:
-    """Return the launches that never settled by reason. Reasons that differ only in numbers are merged."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    """Return the launches that never settled, by reason. Reasons that differ only in numbers are merged."""
+    groups: dict[str, list[tuple[str, str]]] = {}
     for launch, m in measured:
         if not m.settled:
             reason = one_line(m.unsettled or "it had not settled when it was measured").rstrip(".")
-            found.setdefault(_NUMBER.sub("#", reason), []).append((reason, launch.name))
-    ordered = sorted(found.values(), key=len, reverse=True)
-    rows = tuple((some[0][0], f"{len(some):,}", _first([name for _, name in some])) for some in ordered)
+            groups.setdefault(_NUMBER.sub("#", reason), []).append((reason, launch.name))
+    ordered = sorted(groups.values(), key=len, reverse=True)
+    rows = tuple((group[0][0], f"{len(group):,}", _first([name for _, name in group])) for group in ordered)
     columns = (Column("never settled because", Kind.TEXT), Column("launches"), Column("which", Kind.TEXT))
     return [Grid(columns, rows)] if rows else []
 
 
 def _range(values: Iterable[float | None], unit: str, digits: int = 0) -> str | None:
-    known = [v for v in values if v is not None]
-    if not known:
+    present = [v for v in values if v is not None]
+    if not present:
         return None
-    low, middle, high = (f"{v:,.{digits}f}" for v in (min(known), median(known), max(known)))
+    low, middle, high = (f"{v:,.{digits}f}" for v in (min(present), median(present), max(present)))
     return f"{low} {unit}" if low == high else f"{low} to {high} {unit}, median {middle}"
 
 
 def _held_down(around: Sequence[Surroundings]) -> str | None:
-    known = [a.clocks_event_reasons for a in around if a.clocks_event_reasons is not None]
-    if not known:
+    masks = [a.clocks_event_reasons for a in around if a.clocks_event_reasons is not None]
+    if not masks:
         return None
-    named = Counter(name for mask in known for bit, name in _CLOCKS.items() if mask & bit)
-    parts = [f"{name} in {n:,} of {count(len(known), 'kept window')}" for name, n in named.most_common()]
+    counts = Counter(name for mask in masks for bit, name in _CLOCKS.items() if mask & bit)
+    parts = [f"{name} in {n:,} of {count(len(masks), 'kept window')}" for name, n in counts.most_common()]
     return listed(parts) or "never"
 
 
@@ -129,20 +129,20 @@ def _energy(material: Material, measured: Sequence[tuple[LaunchRecord, Measureme
     if outcome is None:
         return None
     parts = []
-    for who, standing in (("the baseline", outcome.baseline), ("the winner", outcome.best)):
-        mine = [m for x, m in measured if _measures(x, standing.config) and m.energy_j is not None]
-        samples = sum(w.samples for m in mine for w in m.windows)
+    for name, standing in (("the baseline", outcome.baseline), ("the winner", outcome.best)):
+        measurements = [m for x, m in measured if _measures(x, standing.config) and m.energy_j is not None]
+        samples = sum(w.samples for m in measurements for w in m.windows)
         if samples:
-            parts.append(f"{who} {sum(m.energy_j or 0.0 for m in mine) / samples:.3g} J a sample")
+            parts.append(f"{name} {sum(m.energy_j or 0.0 for m in measurements) / samples:.3g} J a sample")
     return ", ".join(dict.fromkeys(parts)) or None
 
 
 def _retries(measured: Sequence[tuple[LaunchRecord, Measurement]]) -> str | None:
-    known = {x.name: m.alloc_retries for x, m in measured if m.alloc_retries is not None}
-    if not known:
+    retries = {x.name: m.alloc_retries for x, m in measured if m.alloc_retries is not None}
+    if not retries:
         return None
-    some = [f"{n:,} in {name}" for name, n in known.items() if n]
-    return _first(some) if some else "none"
+    texts = [f"{n:,} in {name}" for name, n in retries.items() if n]
+    return _first(texts) if texts else "none"
 
 
 def _waited(material: Material) -> str | None:
@@ -159,23 +159,23 @@ def _spread(material: Material, measured: Sequence[tuple[LaunchRecord, Measureme
     if outcome is None:
         return None
     parts: dict[str, str] = {}
-    for who, standing in (("the baseline", outcome.baseline), ("the winner", outcome.best)):
+    for name, standing in (("the baseline", outcome.baseline), ("the winner", outcome.best)):
         rates = [m.samples_per_s for x, m in measured if _measures(x, standing.config)]
         if len(rates) > 1:
             low, high = rate_text(min(rates)), rate_text(max(rates))
-            parts.setdefault(key(standing.config), f"{len(rates)} of {who} ran at {low} to {high} {outcome.unit}")
+            parts.setdefault(key(standing.config), f"{len(rates)} of {name} ran at {low} to {high} {outcome.unit}")
     return "; ".join(parts.values()) or None
 
 
 def _first(names: Sequence[str]) -> str:
-    """List the names, or the first `CAUSES` of them and the number of the others."""
+    """List the names, or the first `CAUSES` of them and the number of the rest."""
     return listed(names) if len(names) <= CAUSES else f"{', '.join(names[:CAUSES])} and {len(names) - CAUSES} more"
 
 
 def _measures(launch: LaunchRecord, config: Config) -> bool:
-    """Whether a launch measured this configuration and completed."""
+    """Return whether a launch measured this configuration and completed."""
     complete = launch.result.status is TrialStatus.COMPLETE
-    # Behind an empty cache it is another training.
+    # A launch with an empty cache measured something else.
     complete = complete and not launch.spec.launch.startswith(f"{COLD}-")
     return complete and launch.spec.kind is LaunchKind.MEASURE and key(launch.spec.config) == key(config)
 
@@ -195,33 +195,33 @@ class _Ended:
 
 def failures(material: Material) -> list[Section]:
     """Return the failures by status, with cause and advice, as a section."""
-    every = [_Ended(str(t.number), t.config, t.result) for t in material.trials]
-    every += [_Ended(x.spec.launch, x.spec.config, x.result) for x in material.launches if x.spec.number is None]
-    if not every:
+    ends = [_Ended(str(t.number), t.config, t.result) for t in material.trials]
+    ends += [_Ended(x.spec.launch, x.spec.config, x.result) for x in material.launches if x.spec.number is None]
+    if not ends:
         return []
     by_status: dict[TrialStatus, list[_Ended]] = {}
-    for one in every:
-        by_status.setdefault(one.result.status, []).append(one)
+    for end in ends:
+        by_status.setdefault(end.result.status, []).append(end)
     by_status.pop(TrialStatus.COMPLETE, None)
     slow = len(by_status.pop(TrialStatus.PRUNED, []))
-    was = "was" if slow == 1 else "were"
-    early = paragraphs(f"{count(slow, 'trial')} {was} ended early for being slow." if slow else None)
+    verb = "was" if slow == 1 else "were"
+    pruned = paragraphs(f"{count(slow, 'trial')} {verb} ended early for being slow." if slow else None)
     rows = tuple(row for status in TrialStatus for row in _causes(status, by_status.get(status, [])))
     if not rows:
-        return [Section("What failed", (*paragraphs("Nothing failed."), *early))]
-    counts = counts_text({s.value: len(some) for s, some in by_status.items()})
-    return [Section("What failed", (*paragraphs(f"{counts}."), Facts(rows), *early))]
+        return [Section("What failed", (*paragraphs("Nothing failed."), *pruned))]
+    counts = counts_text({s.value: len(group) for s, group in by_status.items()})
+    return [Section("What failed", (*paragraphs(f"{counts}."), Facts(rows), *pruned))]
 
 
 def _causes(status: TrialStatus, some: Sequence[_Ended]) -> list[tuple[str, str]]:
     """Return one row per cause. Causes that differ only in numbers are merged under that of the smallest batch."""
-    found: dict[str, list[_Ended]] = {}
-    for one in sorted(some, key=lambda e: e.batch_size):
-        found.setdefault(f"{one.result.phase} {_NUMBER.sub('#', one.result.cause or _NO_CAUSE)}", []).append(one)
-    ordered = sorted(found.values(), key=len, reverse=True)
-    rows = [(f"{status.value} ×{len(alike)}", _failure_text(alike)) for alike in ordered[:CAUSES]]
-    left = sum(map(len, ordered[CAUSES:]))
-    return rows + ([(f"{status.value} ×{left}", "other causes; `autotune show` has them all")] if left else [])
+    groups: dict[str, list[_Ended]] = {}
+    for end in sorted(some, key=lambda e: e.batch_size):
+        groups.setdefault(f"{end.result.phase} {_NUMBER.sub('#', end.result.cause or _NO_CAUSE)}", []).append(end)
+    ordered = sorted(groups.values(), key=len, reverse=True)
+    rows = [(f"{status.value} ×{len(group)}", _failure_text(group)) for group in ordered[:CAUSES]]
+    others = sum(map(len, ordered[CAUSES:]))
+    return rows + ([(f"{status.value} ×{others}", "other causes; `autotune show` has them all")] if others else [])
 
 
 def _failure_text(alike: Sequence[_Ended]) -> str:
@@ -229,10 +229,10 @@ def _failure_text(alike: Sequence[_Ended]) -> str:
     trials = sorted((e.name for e in alike if e.name.isdigit()), key=int)
     others = sorted(e.name for e in alike if not e.name.isdigit())
     who = ", ".join(filter(None, (listed_trials(trials) if trials else "", listed(others))))
-    where = f", in {phase_text(first.result.phase, first.config)}" if first.result.phase else ""
+    phase = f", in {phase_text(first.result.phase, first.config)}" if first.result.phase else ""
     batch = f", from batch {first.batch_size}" if len({e.batch_size for e in alike}) > 1 else ""
     advice = f" {full_stop(first.result.advice)}" if first.result.advice else ""
-    return f"{who}{where}{batch}: {ended(first.result.cause or _NO_CAUSE)}{advice}"
+    return f"{who}{phase}{batch}: {ended(first.result.cause or _NO_CAUSE)}{advice}"
 
 
 def where_it_holds(material: Material) -> list[Section]:
@@ -241,8 +241,8 @@ def where_it_holds(material: Material) -> list[Section]:
     if profile is None:
         return [Section(title, paragraphs("There is no profile in the study's folder that could be read."))]
     values = profile.fingerprint.values
-    known = tuple((name, spell(value)) for name, value in values.items() if value is not None and value != "")
+    rows = tuple((name, spell(value)) for name, value in values.items() if value is not None and value != "")
     uuid = profile.fingerprint.device_uuid
     more = (("device_uuid", f"{uuid} (recorded, not compared)"),) if uuid else ()
-    what = "The figures hold where all of this is the same; `autotune train` says what differs."
-    return [Section(title, (*paragraphs(what), Facts((*known, *more))))]
+    note = "The figures hold where all of this is the same; `autotune train` says what differs."
+    return [Section(title, (*paragraphs(note), Facts((*rows, *more))))]

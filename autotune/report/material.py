@@ -49,13 +49,13 @@ class Material:
 
     Attributes:
         name: the study's name.
-        typed: the study as an argument of commands, relative to the reader's current folder.
+        typed: the study as a command-line argument, relative to the reader's current folder.
         folder: the reader's current folder, absolute.
         trials: the trials in the study's database, in order.
         outcome: ``None`` while the search is not finished.
         launches: the launches whose folders can be read, with their windows and steps.
         profile: ``None`` if there is no readable profile.
-        spent_s: the used part of the budget; ``None`` if it is not known.
+        spent_s: the used part of the budget; ``None`` if unknown.
         failure: the error that ended the last run, if any.
         choices: the values of each knob, written as on the command line.
         heats: the heats of the search, in order.
@@ -77,8 +77,8 @@ class Material:
     @property
     def probe(self) -> Probe | None:
         """The result of the last probe."""
-        found = [launch.result.probe for launch in self.launches if launch.result.probe is not None]
-        return found[-1] if found else None
+        probes = [launch.result.probe for launch in self.launches if launch.result.probe is not None]
+        return probes[-1] if probes else None
 
     @property
     def required(self) -> Requirements:
@@ -97,8 +97,8 @@ class Material:
     @property
     def device(self) -> str:
         """The device's name in records, such as ``cpu`` or ``cuda:0``."""
-        asked = self.outcome.device if self.outcome else self.spec.device
-        return next((launch.spec.devices[0] for launch in self._training() if launch.spec.devices), asked)
+        requested = self.outcome.device if self.outcome else self.spec.device
+        return next((launch.spec.devices[0] for launch in self._training() if launch.spec.devices), requested)
 
     def _training(self) -> list[LaunchRecord]:
         return [launch for launch in self.launches if launch.spec.config]
@@ -109,7 +109,7 @@ class Material:
 
 
 def read_material(files: StudyFiles, outcome: Outcome | None, *, typed: str, folder: PurePath) -> Material:
-    """Read a study's folder. Launches and a profile that are damaged are omitted.
+    """Read a study's folder. Damaged launches, and a damaged profile, are omitted.
 
     Raises:
         UsageError: ``study.yaml`` is missing or damaged.

@@ -18,7 +18,7 @@ def leave_page(files: StudyFiles, outcome: Outcome, typed: str) -> str | None:
     """Write ``report.html``; return an error message, or ``None``. Never raises: the search itself has succeeded.
 
     Args:
-        typed: the study as an argument of commands, relative to the current folder.
+        typed: the study as a command-line argument, relative to the current folder.
     """
     try:
         material = read_material(files, outcome, typed=typed, folder=Path.cwd())

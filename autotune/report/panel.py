@@ -39,9 +39,9 @@ from autotune.space.formatting import (
     unit_of,
 )
 
-# What is known of a search while it runs: its baseline, its best trial, its trials' ends, and who leads a heat.
+# What is known about a search while it runs: its baseline, its best trial, how trials ended, and who leads a heat.
 
-#: Entrants of a heat that are named, the fastest first.
+#: Number of entrants of a heat that are listed, fastest first.
 _NAMED = 3
 
 
@@ -64,13 +64,13 @@ class Leaderboard:
             self._logs.setdefault(beat.turn, []).append(math.log(beat.rate_per_s))
 
     def leaders(self) -> list[tuple[float, Config]]:
-        """Return the fastest so far, each with its rate relative to the reference's; roughly, since they have not run
-        in the same moments."""
-        own = self._logs.get(0)
-        if own is None:
+        """Return the fastest so far, each with its rate relative to the reference's; rough, as they ran at different
+        moments."""
+        reference = self._logs.get(0)
+        if reference is None:
             return []
-        found = [(math.exp(fmean(logs) - fmean(own)), self._entrants[i]) for i, logs in self._logs.items()]
-        return sorted(found, key=lambda one: -one[0])[:_NAMED]
+        ratios = [(math.exp(fmean(logs) - fmean(reference)), self._entrants[i]) for i, logs in self._logs.items()]
+        return sorted(ratios, key=lambda pair: -pair[0])[:_NAMED]
 
 
 class Tally:
@@ -85,7 +85,7 @@ class Tally:
         self._begun: set[str] = set()
 
     def begins(self, title: str, config: Config) -> None:
-        """Note that a launch begins. The first launch with a configuration runs the baseline."""
+        """Record that a launch begins. The first launch with a configuration runs the baseline."""
         self._begun.add(title)
         if self._baseline_config is None and config:
             self._baseline_config = dict(config)
@@ -95,9 +95,9 @@ class Tally:
         return title in self._begun
 
     def beside(self, title: str) -> int:
-        """Return the number of trials that run beside the launch with this title."""
+        """Return the number of trials that run at the same time as the launch with this title."""
         ended = {f"trial {number}" for number in self._statuses}
-        return sum(one.startswith("trial ") for one in self._begun - ended - {title})
+        return sum(other.startswith("trial ") for other in self._begun - ended - {title})
 
     def add(self, trial: Trial) -> None:
         self._statuses[trial.number] = trial.result.status
@@ -113,7 +113,7 @@ class Tally:
 
     @property
     def unit(self) -> str:
-        """Of rates; empty as long as none is known."""
+        """The unit of rates; empty while it is unknown."""
         return unit_of([self.baseline]) if self.baseline is not None else ""
 
     @property
@@ -127,17 +127,17 @@ class Tally:
         return describe(config, self._baseline_config)
 
     def told(self, heat: StudyHeat) -> str:
-        """Return one sentence on a heat that has ended."""
+        """Return one sentence about a heat that has ended."""
         entrants = heat.heat.entrants
         measured = sorted((e for e in entrants if e.ratio is not None), key=lambda e: -(e.ratio or 0.0))
         if len(measured) < 2:
             return f"heat {heat.number} showed nothing: {heat.heat.ended}"
-        named = [f"{ratio_text(e.ratio or 1.0, e.ratio_ci95)} {self.what(e.config)}" for e in measured[:_NAMED]]
+        leaders = [f"{ratio_text(e.ratio or 1.0, e.ratio_ci95)} {self.what(e.config)}" for e in measured[:_NAMED]]
         failed = Counter(e.status.value for e in entrants if e.ratio is None)
         others = f" ({counts_text(failed)})" if failed else ""
         return (
             f"heat {heat.number}: {count(len(entrants), 'configuration')}{others} in {seconds_text(heat.wall_s)}; "
-            f"{alone(heat.heat.side)}, relative to {self.what(heat.heat.reference.config)}: {'; '.join(named)}"
+            f"{alone(heat.heat.side)}, relative to {self.what(heat.heat.reference.config)}: {'; '.join(leaders)}"
         )
 
 
@@ -150,7 +150,7 @@ class Tally:
 #: Minimum time between two drawings, in seconds.
 MIN_GAP_S = 0.5
 _LAST = 3
-#: Width of the labels, and of a panel in which lines wrap: in a narrower one they would fill the screen.
+#: Width of the labels, and minimum width of a panel in which lines wrap: in a narrower one they would fill the screen.
 _LABEL, _ROOM = 8, 40
 
 
@@ -264,7 +264,7 @@ class LivePanel(Observer):
 
     def _show(self, panel: Panel) -> None:
         if self._live is None:
-            # No thread, and no redirection of stdout, which carries the data.
+            # Use no thread, and do not redirect stdout, which carries the data.
             self._live = Live(
                 console=self._console,
                 auto_refresh=False,
@@ -284,7 +284,7 @@ class LivePanel(Observer):
             self._console.quiet = True
 
     def content(self, width: int) -> Text:
-        """Return the panel's lines for a terminal of ``width`` columns. Lines wrap, except where there is no room."""
+        """Return the panel's lines for a terminal of ``width`` columns. Lines wrap, unless it is too narrow."""
         text = Text()
         if cell_len(self._headline) > width - 4:
             # It does not fit into the frame.
@@ -319,8 +319,8 @@ class LivePanel(Observer):
                 text.append(f" · {rate_text(beat.rate_per_s)} {self._progress.unit}".rstrip())
             text.append("" if beat.memory_bytes is None else f" · {memory_text(beat.memory_bytes)}")
             text.append("" if beat.loss is None else f" · loss {beat.loss:.3g}")
-        beside = self._progress.beside(self._title)
-        text.append(f" · {count(beside, 'trial')} beside it" if beside else "")
+        others = self._progress.beside(self._title)
+        text.append(f" · {count(others, 'trial')} beside it" if others else "")
         if self._board is not None:
             _label(text, "")
             text.append(f"{count(len(self._board), 'configuration')} in turns, relative to ")
@@ -340,7 +340,7 @@ class LivePanel(Observer):
         _label(text, "best")
         text.append(f"{trial_rate_text(best)} {self._progress.unit}", style="bold green")
         if baseline is not None and best is not baseline:
-            # No ratio: the two launches are from different moments.
+            # No ratio: the two launches ran at different times.
             text.append(f" · the baseline {trial_rate_text(baseline)}")
         text.append(f" · trial {best.number}")
         _label(text, "")
@@ -388,16 +388,16 @@ class PlainLines(Observer):
     def launch_begins(self, title: str, config: Config) -> None:
         if self._kept:
             best = self._progress.best
-            kept = "" if best is None else f"; best: {self._figures(best)}, {self._progress.what(best.config)}"
-            self._write(f"{count(self._kept, 'trial')} kept: {counts_text(self._progress.counts)}{kept}")
+            suffix = "" if best is None else f"; best: {self._figures(best)}, {self._progress.what(best.config)}"
+            self._write(f"{count(self._kept, 'trial')} kept: {counts_text(self._progress.counts)}{suffix}")
             self._kept = 0
         self._progress.begins(title, config)
         self._write(f"{title} begins: {self._progress.what(config)}" if config else title)
 
     def heat_begins(self, title: str, entrants: Sequence[Config]) -> None:
         self._progress.begins(title, entrants[0])
-        beside = self._progress.what(entrants[0])
-        self._write(f"{title} begins: {count(len(entrants), 'configuration')} in turns, the first of them {beside}")
+        reference = self._progress.what(entrants[0])
+        self._write(f"{title} begins: {count(len(entrants), 'configuration')} in turns, the first of them {reference}")
 
     def beat(self, beat: Beat) -> None: ...
 
@@ -408,9 +408,9 @@ class PlainLines(Observer):
             self._kept += 1
             return
         parts = [self._figures(trial), memory_text(trial_peak_bytes(trial)), seconds_text(trial.result.wall_s)]
-        what = ", ".join(part for part in parts if part not in ("", "-"))
+        figures = ", ".join(part for part in parts if part not in ("", "-"))
         cause = f": {trial.result.cause}" if trial.result.cause else ""
-        self._write(f"trial {trial.number} {ended_text(trial)}, {what}{cause}")
+        self._write(f"trial {trial.number} {ended_text(trial)}, {figures}{cause}")
 
     def heat_ends(self, heat: StudyHeat) -> None:
         if self._progress.has_begun(heat.title):
@@ -443,7 +443,7 @@ def _label(text: Text, label: str) -> None:
 
 
 def _wrapped(text: Text, width: int) -> Text:
-    """Wrap each line, and indent what follows to the right of the label."""
+    """Wrap each line, with continuation lines indented to the right of the label."""
     lines = []
     for line in text.split("\n"):
         parts = wrapped(line, width - _LABEL) if width >= _ROOM and line.cell_len > width else [line]

@@ -46,15 +46,15 @@ from autotune.space.formatting import (
     unit_of,
 )
 
-# Pictures of the trials: rate against batch size and against workers, and the search as it went.
+# Pictures of the trials: rate against batch size and against workers, and the course of the search.
 
-#: The knee is the smallest batch with at least this fraction of the best rate. It takes as many batches to see one.
+#: The knee is the smallest batch with at least this fraction of the best rate; number of batch sizes needed to see one.
 KNEE, TO_SEE_IT = 0.95, 3
-#: From this ratio between the largest and the smallest value on, an axis is logarithmic.
+#: Ratio of the largest to the smallest value above which an axis is logarithmic.
 WIDE = 20.0
-#: A limit is drawn if it is at most as many times as large as what was used; else it would flatten the picture.
+#: A limit is drawn if it is at most this many times the largest peak; otherwise it would flatten the picture.
 NEAR = 3.0
-#: Labels that have room on an axis.
+#: Number of labels that fit on an axis.
 TICKS = 8
 _GIB = 2**30
 _MEMORY = (TrialStatus.OOM, TrialStatus.HOST_OOM)
@@ -64,10 +64,10 @@ _LOADER = (WORKERS.name, PREFETCH.name, PERSISTENT.name)
 
 @dataclass(frozen=True)
 class _Seen:
-    """A rate that was seen at a value of a knob.
+    """A rate that was measured at one value of a knob.
 
     Attributes:
-        rest: the configuration but for that knob, and the heat; equal for those that differ in nothing else.
+        rest: the configuration without that knob, and the heat; equal for rates that differ in nothing else.
     """
 
     x: int
@@ -77,10 +77,10 @@ class _Seen:
 
 
 def rate_by_batch(material: Material) -> Picture | None:
-    """Show rates and peak memory against the batch size, with the limit of the memory and the knee of the rate.
+    """Show rates and peak memory against the batch size, with the memory limit and the knee of the rate.
 
-    Lines join configurations that differ in their batch alone, and the knee is only told of such: otherwise it might be
-    another knob's doing. ``None`` if fewer than two batch sizes were measured.
+    Lines join configurations that differ only in batch size, and only these show a knee: otherwise another knob might
+    be its cause. ``None`` if fewer than two batch sizes were measured.
     """
     trials = [
         _Seen(int(t.config[BATCH.name]), t.rate_per_s or 0.0, _without(t.config, BATCH.name), trial_peak_bytes(t))
@@ -89,25 +89,27 @@ def rate_by_batch(material: Material) -> Picture | None:
     ]
     device = _in_heats(material, "device", BATCH.name, (BATCH.name,))
     unit = unit_of(material.trials)
-    sizes = sorted({seen.x for seen in (*trials, *device)})
+    sizes = sorted({point.x for point in (*trials, *device)})
     if len(sizes) < 2:
         return None
-    burst = sorted(
+    oom = sorted(
         {int(t.config[BATCH.name]) for t in material.trials if t.result.status in _MEMORY and BATCH.name in t.config}
     )
     rates = [*_series("trials, end to end", "dots", trials, 1), *_series("heats, the device alone", "rings", device, 2)]
-    rates += [Series("out of memory", "crosses", tuple((x, 0.0) for x in burst), 2)] if burst else []
+    rates += [Series("out of memory", "crosses", tuple((x, 0.0) for x in oom), 2)] if oom else []
     panels = [Panel(Axis(unit, log=_wide([s.per_s for s in (*trials, *device)])), tuple(rates))]
-    peaks = [(seen.x, seen.peak_bytes / _GIB) for seen in trials if seen.peak_bytes]
-    limit, whose = _limit(material)
+    peaks = [(point.x, point.peak_bytes / _GIB) for point in trials if point.peak_bytes]
+    limit, limit_name = _limit(material)
     note = ""
     if peaks:
-        near = limit is not None and limit / _GIB <= NEAR * max(y for _, y in peaks)
-        levels = (Level(whose, (limit / _GIB, None, None), 2),) if limit is not None and near else ()
-        note = f"{memory_text(limit)} is {whose}, far above these peaks" if limit is not None and not near else ""
+        is_near = limit is not None and limit / _GIB <= NEAR * max(y for _, y in peaks)
+        levels = (Level(limit_name, (limit / _GIB, None, None), 2),) if limit is not None and is_near else ()
+        note = (
+            f"{memory_text(limit)} is {limit_name}, far above these peaks" if limit is not None and not is_near else ""
+        )
         panels.append(Panel(Axis("peak, GiB"), (Series("", "dots", tuple(peaks), 1),), levels))
     knee = _knee(trials) or _knee(device)
-    ticks = tuple(float(x) for x in sorted({*sizes, *burst}))
+    ticks = tuple(float(x) for x in sorted({*sizes, *oom}))
     chart = Chart(
         Axis("batch size (samples)", _thinned(ticks), log=True),
         tuple(panels),
@@ -119,17 +121,17 @@ def rate_by_batch(material: Material) -> Picture | None:
     alone = {x: max((s.per_s for s in device if s.x == x), default=None) for x in sizes}
     peak = {x: max((s.peak_bytes or 0 for s in trials if s.x == x), default=0) for x in sizes}
     rows = [(f"{x:,}", _rate(best[x]), _rate(alone[x]), memory_text(peak[x] or None)) for x in sizes]
-    rows += [(f"{x:,}", "out of memory", "", "") for x in burst if x not in sizes]
+    rows += [(f"{x:,}", "out of memory", "", "") for x in oom if x not in sizes]
     titles = ("batch", f"best trial,\n{unit}", f"device alone,\n{unit}", "peak\nmemory")
     about = f"Rates at batch {listed([str(x) for x in sizes])}: {_told(best, alone)} {unit}."
-    about += f" {whose[:1].upper()}{whose[1:]}: {memory_text(limit)}." if limit is not None else ""
+    about += f" {limit_name[:1].upper()}{limit_name[1:]}: {memory_text(limit)}." if limit is not None else ""
     about += f" The knee is at batch {knee}." if knee is not None else ""
-    about += f" Out of memory at batch {listed([str(x) for x in burst])}." if burst else ""
+    about += f" Out of memory at batch {listed([str(x) for x in oom])}." if oom else ""
     return Picture("Rate and memory by batch size", about, chart, Grid(tuple(map(Column, titles)), tuple(rows)))
 
 
 def rate_by_workers(material: Material) -> Picture | None:
-    """Show rates against the number of loader workers, with the device's ceiling where that was measured.
+    """Show rates against the number of loader workers, with the device's ceiling if it was measured.
 
     ``None`` if fewer than two numbers of workers were measured.
     """
@@ -142,23 +144,23 @@ def rate_by_workers(material: Material) -> Picture | None:
     outcome = material.outcome
     ceiling = None
     if outcome is not None:
-        for found in outcome.bottlenecks:
-            config = next((t.config for t in material.trials if t.number == found.trial), {})
-            if found.loader_only_per_s is not None and WORKERS.name in config:
+        for bottleneck in outcome.bottlenecks:
+            config = next((t.config for t in material.trials if t.number == bottleneck.trial), {})
+            if bottleneck.loader_only_per_s is not None and WORKERS.name in config:
                 x = int(config[WORKERS.name])
-                loader.append(_Seen(x, found.loader_only_per_s[0], f"ceiling {found.trial}"))
-        limits = bottleneck_of(outcome, outcome.best.trial)
-        ceiling = None if limits is None else limits.device_only_per_s
+                loader.append(_Seen(x, bottleneck.loader_only_per_s[0], f"ceiling {bottleneck.trial}"))
+        winner = bottleneck_of(outcome, outcome.best.trial)
+        ceiling = None if winner is None else winner.device_only_per_s
     unit = unit_of(material.trials)
-    numbers = sorted({seen.x for seen in (*trials, *loader)})
+    numbers = sorted({point.x for point in (*trials, *loader)})
     if len(numbers) < 2:
         return None
     rates = [*_series("trials, end to end", "dots", trials, 1), *_series("the loader alone", "rings", loader, 3)]
     levels = (Level("the device alone, with the winner's settings (95 %)", ceiling, 2),) if ceiling else ()
-    every = [s.per_s for s in (*trials, *loader)] + ([ceiling[0]] if ceiling else [])
+    all_rates = [s.per_s for s in (*trials, *loader)] + ([ceiling[0]] if ceiling else [])
     chart = Chart(
         Axis("loader workers (processes)", _thinned(tuple(map(float, numbers)))),
-        (Panel(Axis(unit, log=_wide(every)), tuple(rates), levels),),
+        (Panel(Axis(unit, log=_wide(all_rates)), tuple(rates), levels),),
     )
     best = {x: max((s.per_s for s in trials if s.x == x), default=None) for x in numbers}
     alone = {x: max((s.per_s for s in loader if s.x == x), default=None) for x in numbers}
@@ -170,23 +172,23 @@ def rate_by_workers(material: Material) -> Picture | None:
 
 
 def course(material: Material) -> Picture | None:
-    """Show the search as it went: each trial, the best in hand, heats, and failures.
+    """Show the course of the search: each trial, the best so far, heats, and failures.
 
-    Seconds are those of its trials and heats, one after the other; the proof is not part of it. ``None`` if fewer than
-    two trials have ended, or none was measured.
+    The seconds are those of trials and heats, one after the other, without the proof. ``None`` if fewer than two trials
+    have ended, or none was measured.
     """
     if len(material.trials) < 2:
         return None
-    # An objective that chooses among the fastest leaves the search to the rate.
+    # With an objective that only chooses among the fastest, the search itself goes by the rate.
     complete = [t for t in material.trials if t.result.status is TrialStatus.COMPLETE]
     throughput = all(t.score is None or t.score == t.rate_per_s for t in complete)
     at_s, best = 0.0, -math.inf
     fit = {t.number for t in complete if material.required.allow(t)}
     spans: list[Span] = []
-    seen: list[tuple[float, float]] = []
-    early: list[tuple[float, float]] = []
+    measured: list[tuple[float, float]] = []
+    pruned: list[tuple[float, float]] = []
     failed: list[tuple[float, float]] = []
-    hand: list[tuple[float, float]] = []
+    best_so_far: list[tuple[float, float]] = []
     rows: list[tuple[str, ...]] = []
     for i in range(len(material.trials) + 1):
         for heat in (h for h in material.heats if min(h.after, len(material.trials)) == i):
@@ -198,26 +200,26 @@ def course(material: Material) -> Picture | None:
         at_s += trial.result.wall_s
         status, value = trial.result.status, trial.rate_per_s if throughput else trial.score
         if status is TrialStatus.COMPLETE and value is not None:
-            seen.append((at_s, value))
+            measured.append((at_s, value))
             if trial.score is not None and trial.number in fit and trial.score > best:
                 best = trial.score
-                hand.append((at_s, value))
-                what = "the baseline" if i == 0 else describe(trial.config, material.trials[0].config)
-                rows.append((seconds_text(at_s), str(trial.number), _rate(value), what))
+                best_so_far.append((at_s, value))
+                configuration = "the baseline" if i == 0 else describe(trial.config, material.trials[0].config)
+                rows.append((seconds_text(at_s), str(trial.number), _rate(value), configuration))
         elif status is TrialStatus.PRUNED and value is not None:
-            early.append((at_s, value))
+            pruned.append((at_s, value))
         elif status not in (TrialStatus.COMPLETE, TrialStatus.PRUNED):
             failed.append((at_s, 0.0))
-    if not seen:
+    if not measured:
         return None
     unit = unit_of(material.trials) if throughput else material.spec.objectives[0]
     series = [
-        Series("the best in hand", "steps", (*hand, (at_s, hand[-1][1])), 1) if hand else None,
-        Series("a trial", "dots", tuple(seen), 0),
-        Series("stopped early, slow", "triangles", tuple(early), 5) if early else None,
+        Series("the best in hand", "steps", (*best_so_far, (at_s, best_so_far[-1][1])), 1) if best_so_far else None,
+        Series("a trial", "dots", tuple(measured), 0),
+        Series("stopped early, slow", "triangles", tuple(pruned), 5) if pruned else None,
         Series(f"failed: {_failures(material.trials)}", "crosses", tuple(failed), 2) if failed else None,
     ]
-    values = [value for _, value in (*seen, *early)]
+    values = [value for _, value in (*measured, *pruned)]
     chart = Chart(
         Axis("seconds in trials and heats"),
         (Panel(Axis(unit, log=_wide(values)), tuple(s for s in series if s is not None)),),
@@ -228,18 +230,18 @@ def course(material: Material) -> Picture | None:
     heats = f", {count(len(material.heats), 'heat')}" if material.heats else ""
     about = (
         f"{count(len(material.trials), 'trial')}{heats} in {seconds_text(at_s)}; "
-        f"the best in hand rose {count(max(0, len(hand) - 1), 'time')}"
-        f"{f', from {_rate(hand[0][1])} to {_rate(hand[-1][1])} {unit}' if hand else ''}."
+        f"the best in hand rose {count(max(0, len(best_so_far) - 1), 'time')}"
+        f"{f', from {_rate(best_so_far[0][1])} to {_rate(best_so_far[-1][1])} {unit}' if best_so_far else ''}."
     )
     columns = (Column("after"), Column("trial"), Column(unit), Column("the best in hand", Kind.TEXT))
     return Picture("The search as it went", about, chart, Grid(columns, tuple(rows)))
 
 
 def _failures(trials: Sequence[Trial]) -> str:
-    ended = Counter(t.result.status.value for t in trials)
-    for fine in (TrialStatus.COMPLETE, TrialStatus.PRUNED):
-        ended.pop(fine.value, None)
-    return counts_text(ended)
+    counts = Counter(t.result.status.value for t in trials)
+    for status in (TrialStatus.COMPLETE, TrialStatus.PRUNED):
+        counts.pop(status.value, None)
+    return counts_text(counts)
 
 
 def _complete(trials: Sequence[Trial]) -> list[Trial]:
@@ -247,7 +249,7 @@ def _complete(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def _in_heats(material: Material, side: Side, name: str, without: Sequence[str]) -> list[_Seen]:
-    """Return what the heats of a side saw of the values of a knob."""
+    """Return the rates that the heats of a side measured at the values of a knob."""
     return [
         _Seen(int(e.config[name]), rate, f"heat {h.number} {_without(e.config, *without)}")
         for h in material.heats
@@ -268,16 +270,16 @@ def _without(config: Config, *names: str) -> str:
 
 
 def _groups(seen: Sequence[_Seen]) -> list[dict[int, float]]:
-    """Return the rates by value of those that differ in nothing else, where there are at least two values."""
-    found: dict[str, dict[int, float]] = {}
-    for one in seen:
-        rates = found.setdefault(one.rest, {})
-        rates[one.x] = max(one.per_s, rates.get(one.x, 0.0))
-    return [dict(sorted(rates.items())) for rates in found.values() if len(rates) > 1]
+    """Return rates by value, one group for those that differ in nothing else, if it has at least two values."""
+    groups: dict[str, dict[int, float]] = {}
+    for point in seen:
+        rates = groups.setdefault(point.rest, {})
+        rates[point.x] = max(point.per_s, rates.get(point.x, 0.0))
+    return [dict(sorted(rates.items())) for rates in groups.values() if len(rates) > 1]
 
 
 def _series(name: str, mark: str, seen: Sequence[_Seen], colour: int) -> list[Series]:
-    """Return points, and lines between those that differ in nothing else."""
+    """Return the points, and lines that join those that differ in nothing else."""
     if not seen:
         return []
     points = Series(name, mark, tuple((s.x, s.per_s) for s in seen), colour)  # type: ignore[arg-type]
@@ -290,12 +292,12 @@ def _knee(seen: Sequence[_Seen]) -> int | None:
         return None
     rates = max(groups, key=lambda one: (len(one), max(one.values())))
     knee = next(x for x, per_s in rates.items() if per_s >= KNEE * max(rates.values()))
-    # Up to the largest batch the rate still rises: there is none to be seen.
+    # The rate still rises up to the largest batch, so no knee is visible.
     return None if knee == max(rates) else knee
 
 
 def _limit(material: Material) -> tuple[int | None, str]:
-    """Return the memory that a training may use, and what it is called."""
+    """Return the memory that a training may use, and a name for that limit."""
     hold = material.outcome.hold if material.outcome else None
     if material.spec.memory_limit_bytes is not None:
         return material.spec.memory_limit_bytes, "the memory limit"
@@ -308,13 +310,13 @@ def _limit(material: Material) -> tuple[int | None, str]:
 
 
 def _wide(values: Iterable[float]) -> bool:
-    seen = list(values)
-    known = [value for value in seen if value > 0]
-    return bool(known) and min(seen) >= 0 and max(known) > WIDE * min(known)
+    numbers = list(values)
+    positive = [value for value in numbers if value > 0]
+    return bool(positive) and min(numbers) >= 0 and max(positive) > WIDE * min(positive)
 
 
 def _thinned(ticks: tuple[float, ...]) -> tuple[float, ...]:
-    """Leave out every other tick, but not the last, until they have room on a phone."""
+    """Drop every other tick, but never the last, until they fit on a phone."""
     while len(ticks) > TICKS:
         ticks = tuple(reversed(ticks[::-1][::2]))
     return ticks
@@ -325,54 +327,54 @@ def _rate(per_s: float | None) -> str:
 
 
 def _told(best: Mapping[int, float | None], alone: Mapping[int, float | None]) -> str:
-    """Say the rates of the trials, or those beside them where there was no trial."""
+    """List the rates of the trials, or those measured alone where there was no trial."""
     return f"{listed([rate_text(best[x] or alone[x] or 0.0) for x in best])}"
 
 
-# The report's pictures, each only where the figures of a study say something in this form.
+# The report's pictures, each only if a study's figures have something to show in that form.
 #
-# The losses beside eager fp32 are drawn where the training check is reported (`autotune.report.sections`).
+# The losses beside eager fp32 are drawn with the report of the training check (`autotune.report.sections`).
 
-#: A rest of the speedup that is closer to 1 than this ratio says nothing.
+#: A rest of the speedup that is closer to 1 than this ratio is not worth showing.
 REST = 1.01
 
 
 def pictures(material: Material) -> list[Section]:
-    """Return the pictures of a study as a section; nothing if there are none."""
+    """Return the pictures of a study as a section; empty if there are none."""
     outcome = material.outcome
-    found = [
+    candidates = [
         *([waterfall(outcome), intervals(outcome, material)] if outcome else []),
         rate_by_batch(material),
         rate_by_workers(material),
         course(material),
         stacks(outcome) if outcome else None,
     ]
-    shown = tuple(picture for picture in found if picture is not None)
-    return [Section("At a glance", shown)] if shown else []
+    drawn = tuple(picture for picture in candidates if picture is not None)
+    return [Section("At a glance", drawn)] if drawn else []
 
 
 def waterfall(outcome: Outcome) -> Picture | None:
     """Show what each knob gave, from the baseline to the winner.
 
-    A knob's gain is the winner's rate over that without it, so the gains need not multiply to the whole: what is left
-    is a bar of its own, the rest. ``None`` if no gain was measured, or if nothing was shown to be faster.
+    A knob's gain is the winner's rate over the rate without it, so the gains need not multiply to the whole speedup:
+    what remains is a bar of its own, the rest. ``None`` if no gain was measured, or nothing was shown to be faster.
     """
     best, baseline = outcome.best, outcome.baseline
-    gained = [part for part in by_gain(outcome.ablation) if part.gain and best.config.get(part.knob) == part.value]
-    if not gained or best.speedup_ci95[0] <= 1 or outcome.found is not Finding.FASTER:
+    measured = [part for part in by_gain(outcome.ablation) if part.gain and best.config.get(part.knob) == part.value]
+    if not measured or best.speedup_ci95[0] <= 1 or outcome.found is not Finding.FASTER:
         return None
     factors = [
         Factor(f"{phrase(p.knob, p.value)} instead of {_phrase(p.knob, p.baseline_value)}: {_gain(p.gain)}", p.gain)
-        for p in gained
+        for p in measured
         if p.gain is not None
     ]
     rest = best.speedup
     for factor in factors:
         rest /= factor.factor[0]
-    unknown = [p.knob for p in outcome.ablation if not p.gain and best.config.get(p.knob) == p.value]
+    not_measured = [p.knob for p in outcome.ablation if not p.gain and best.config.get(p.knob) == p.value]
     if max(rest, 1 / rest) > REST:
-        apart = f"{listed(unknown)} not measured apart; " if unknown else ""
-        name = f"the rest ({apart}what they give only together): {ratio_text(rest)}"
+        missing = f"{listed(not_measured)} not measured apart; " if not_measured else ""
+        name = f"the rest ({missing}what they give only together): {ratio_text(rest)}"
         factors.append(Factor(name, (rest, None, None), rest=True))
     whole = f"{ratio_text(best.speedup, best.speedup_ci95)} ({interval_text(best.speedup_ci95).replace(' to ', '–')})"
     begin, end = (rate_text(standing.samples_per_second) for standing in (baseline, best))
@@ -406,29 +408,29 @@ def intervals(outcome: Outcome, material: Material) -> Picture | None:
     if len(ranked) < 2:
         return None
     rows = tuple(_row(outcome, standing, material) for standing in ranked)
-    told = (f"{row.name}: {rate_text(s.samples_per_second, s.ci95)}" for row, s in zip(rows, ranked, strict=True))
+    rates = (f"{row.name}: {rate_text(s.samples_per_second, s.ci95)}" for row, s in zip(rows, ranked, strict=True))
     return Picture(
         "The finalists",
-        f"Rates in {outcome.counts} per second with their 95 % intervals. {'; '.join(told)}.",
+        f"Rates in {outcome.counts} per second with their 95 % intervals. {'; '.join(rates)}.",
         Intervals(f"{outcome.unit} (95 %)", rows),
     )
 
 
 def _row(outcome: Outcome, standing: Standing, material: Material) -> IntervalRow:
-    baseline, won = outcome.baseline, key(standing.config) == key(outcome.best.config)
+    baseline, is_winner = outcome.baseline, key(standing.config) == key(outcome.best.config)
     if standing is baseline:
         name = f"baseline: {settings(standing.config)}"
     else:
-        out = is_out(outcome, standing)
-        role = "out, " if out else "" if standing.verified else "launched once, "
+        dropped = is_out(outcome, standing)
+        role = "out, " if dropped else "" if standing.verified else "launched once, "
         name = f"{role}trial {label_of(standing, material.trials)}: {describe(standing.config, baseline.config)}"
     faint = is_out(outcome, standing) or not standing.verified
-    at = (standing.samples_per_second, *standing.ci95)
-    return IntervalRow(name, at, strong=won and standing is not baseline, faint=faint)
+    rate = (standing.samples_per_second, *standing.ci95)
+    return IntervalRow(name, rate, strong=is_winner and standing is not baseline, faint=faint)
 
 
 def stacks(outcome: Outcome) -> Picture | None:
-    """Show how the seconds of the launches were spent; ``None`` for studies of versions that kept no ledger."""
+    """Show how the seconds of the launches were spent; ``None`` for studies of versions without a ledger."""
     if not outcome.ledger:
         return None
     parts = ("starting", "compiling, first step", "warming up", "kept windows", "the rest")

@@ -75,17 +75,17 @@ from autotune.study.history import BETWEEN
 
 
 def finalists(outcome: Outcome, material: Material) -> Section:
-    """Return the table of the finalists with intervals. Their configurations follow the table, where there is room."""
+    """Return the table of finalists with their intervals, followed by their configurations, which need more room."""
     ranked = standings(outcome)
     labels = [label_of(s, material.trials) for s in ranked]
     rows = []
     for standing, label in zip(ranked, labels, strict=True):
-        own = standing is outcome.baseline
+        is_baseline = standing is outcome.baseline
         rows.append(
             (
                 label,
                 rate_text(standing.samples_per_second, standing.ci95),
-                *(("1.00×", "-") if own else gain_text((standing.speedup, *standing.speedup_ci95))),
+                *(("1.00×", "-") if is_baseline else gain_text((standing.speedup, *standing.speedup_ci95))),
                 str(standing.launches) if standing.verified else "1*",
                 memory_text(standing.peak_memory_bytes),
                 _trains(outcome, standing),
@@ -94,16 +94,16 @@ def finalists(outcome: Outcome, material: Material) -> Section:
         )
     titles = ("trial", outcome.unit, "speedup", "95 %", "launches", "peak\nmemory")
     columns = (*map(Column, titles), Column("trains", Kind.WORD), Column("holds", Kind.WORD))
-    won = key(outcome.best.config)
-    winner = frozenset(i for i, s in enumerate(ranked) if i and key(s.config) == won)
-    who = tuple((f"trial {label}", _who(outcome, s)) for s, label in zip(ranked, labels, strict=True))
-    made = [label for label in labels if label.endswith("′")]
+    winning = key(outcome.best.config)
+    winners = frozenset(i for i, s in enumerate(ranked) if i and key(s.config) == winning)
+    configurations = tuple((f"trial {label}", _who(outcome, s)) for s, label in zip(ranked, labels, strict=True))
+    derived = [label for label in labels if label.endswith("′")]
     return Section(
         "Finalists",
         (
-            Grid(columns, tuple(rows), strong=winner),
-            Facts(who),
-            *paragraphs(_legend(outcome, ranked, made)),
+            Grid(columns, tuple(rows), strong=winners),
+            Facts(configurations),
+            *paragraphs(_legend(outcome, ranked, derived)),
         ),
     )
 
@@ -125,7 +125,7 @@ def _trains(outcome: Outcome, standing: Standing) -> str:
     if standing is outcome.baseline:
         return "-"
     if check is None:
-        # Studies without a ledger are from a version that had no checks.
+        # Studies without a ledger come from a version that had no checks.
         return "same" if outcome.ledger else "-"
     return {True: "yes", False: "no", None: "?"}[check.passed]
 
@@ -157,11 +157,11 @@ def _legend(outcome: Outcome, ranked: Sequence[Standing], made: Sequence[str]) -
 def limits(outcome: Outcome, trials: Sequence[Trial]) -> list[Section]:
     """Return the bottlenecks of the baseline and the finalists, with the two ceilings, as a section."""
     if not outcome.bottlenecks:
-        waits = outcome.best.loader_wait_fraction
+        share = outcome.best.loader_wait_fraction
         line = "The ceilings were not measured. " + (
             "What limits it is not known: no loader was seen, or a program tells its own rate and is not looked into."
-            if waits is None
-            else f"The winner waits for its loader {percent_text(waits)} of the time."
+            if share is None
+            else f"The winner waits for its loader {percent_text(share)} of the time."
         )
         return [Section("What limits it", paragraphs(line))]
     rows = tuple(
@@ -177,21 +177,21 @@ def limits(outcome: Outcome, trials: Sequence[Trial]) -> list[Section]:
     )
     titles = ["trial", "end to end", "device alone", "loader alone"]
     sentences = Facts(tuple((_owner(outcome, b, trials), full_stop(b.sentence)) for b in outcome.bottlenecks))
-    what = (
+    legend = (
         "Samples per second. The device alone trains on batches that are already there; the loader alone delivers "
         "batches that nobody trains on."
     )
     if outcome.ranks > 1:
         titles.append("no exchange")
-        what += " Without exchange, the device alone trains in ranks that do not average their gradients."
+        legend += " Without exchange, the device alone trains in ranks that do not average their gradients."
     grid = Grid((*map(Column, titles), Column("verdict", Kind.WORD)), rows)
-    return [Section("What limits it", (grid, sentences, Paragraph(what)))]
+    return [Section("What limits it", (grid, sentences, Paragraph(legend)))]
 
 
 def _standing_of(outcome: Outcome, bottleneck: Bottleneck) -> Standing | None:
-    """Return the standing that a bottleneck belongs to: a winner without knobs of no use has its trial's number."""
-    mine = (s for s in standings(outcome) if s.trial == bottleneck.trial)
-    return next((s for s in mine if s.samples_per_second == bottleneck.samples_per_s), None)
+    """Return a bottleneck's standing. The rate decides: a winner whose useless knobs were set back keeps its number."""
+    candidates = (s for s in standings(outcome) if s.trial == bottleneck.trial)
+    return next((s for s in candidates if s.samples_per_second == bottleneck.samples_per_s), None)
 
 
 def _limited(outcome: Outcome, bottleneck: Bottleneck, trials: Sequence[Trial]) -> str:
@@ -215,7 +215,7 @@ def _owner(outcome: Outcome, bottleneck: Bottleneck, trials: Sequence[Trial]) ->
 
 
 def knobs(outcome: Outcome) -> list[Section]:
-    """Return the gain of each changed knob of the winner, as a section."""
+    """Return the gain of each knob that the winner changes, as a section."""
     title = "What each knob gave"
     if key(outcome.best.config) == key(outcome.baseline.config):
         return []
@@ -229,42 +229,42 @@ def knobs(outcome: Outcome) -> list[Section]:
         Column("95 %"),
         Column("remark", Kind.TEXT),
     )
-    what = (
+    legend = (
         "Gain: the rate of the winner over that of the winner with this one knob set back to the baseline's value. "
         "Knobs build on each other, so the gains do not multiply to the whole speedup."
     )
     if any(part.in_heat for part in outcome.ablation):
-        what += " In a heat, both trained in turns in one process; what the winner waits for its loader is added."
-    return [Section(title, (Grid(columns, rows), Paragraph(what)))]
+        legend += " In a heat, both trained in turns in one process; what the winner waits for its loader is added."
+    return [Section(title, (Grid(columns, rows), Paragraph(legend)))]
 
 
 def _knob(part: KnobPart, winner: Config) -> tuple[str, ...]:
     change = f"{spell(part.baseline_value)} → {spell(part.value)}"
     together = f"set back together with {', '.join(part.with_it)}" if part.with_it else ""
     if part.gain is None:
-        why = f"not measured: {part.why_not or 'no reason was given'}".rstrip(".")
-        return part.knob, change, "-", "-", "; ".join(filter(None, (why, together)))
+        reason = f"not measured: {part.why_not or 'no reason was given'}".rstrip(".")
+        return part.knob, change, "-", "-", "; ".join(filter(None, (reason, together)))
     low, high = part.gain[1:]
-    within = "makes it slower" if high < 1 else "not shown to matter" if low <= 1 else ""
+    effect = "makes it slower" if high < 1 else "not shown to matter" if low <= 1 else ""
     once = "launched once without it" if part.launches == 1 else ""
-    if within and winner.get(part.knob) == part.value:
-        kept = "" if part.in_heat else "kept, as without it was no better"
-        once = "launched once without it, too little to set it back" if once else kept
-    elif within:
+    if effect and winner.get(part.knob) == part.value:
+        remark = "" if part.in_heat else "kept, as without it was no better"
+        once = "launched once without it, too little to set it back" if once else remark
+    elif effect:
         once = "set back in the winner"
     heat = "in a heat" if part.in_heat else ""
-    return part.knob, change, *gain_text(part.gain), "; ".join(filter(None, (heat, within, once, together)))
+    return part.knob, change, *gain_text(part.gain), "; ".join(filter(None, (heat, effect, once, together)))
 
 
 def ledger(outcome: Outcome) -> list[Section]:
     """Return how the seconds of all launches were spent, as a section."""
     title = "Where the time went"
     if not outcome.ledger:
-        inside = seconds_text(outcome.measured_s)
+        kept = seconds_text(outcome.measured_s)
         return [
             Section(
                 title,
-                paragraphs(f"{seconds_text(outcome.elapsed_s)} of searching, of which {inside} inside kept windows."),
+                paragraphs(f"{seconds_text(outcome.elapsed_s)} of searching, of which {kept} inside kept windows."),
             )
         ]
     total = _total(outcome.ledger)
@@ -276,12 +276,12 @@ def ledger(outcome: Outcome) -> list[Section]:
         if outcome.wait_s >= 1
         else None
     )
-    took = seconds_text(outcome.elapsed_s)
-    beside = f"Trials ran side by side on {outcome.devices} devices: the search itself took {took}."
-    together = beside if outcome.devices > 1 else None
-    spent = " ".join(filter(None, (ledger_line(outcome.ledger), together, _searching(outcome.ledger), waited)))
-    what = "Times in seconds. Start: loading and building. Compile: the first step. Kept: windows that count."
-    return [Section(title, (Grid(columns, rows, total=True), *paragraphs(what, spent)))]
+    elapsed = seconds_text(outcome.elapsed_s)
+    beside = f"Trials ran side by side on {outcome.devices} devices: the search itself took {elapsed}."
+    side_by_side = beside if outcome.devices > 1 else None
+    spent = " ".join(filter(None, (ledger_line(outcome.ledger), side_by_side, _searching(outcome.ledger), waited)))
+    legend = "Times in seconds. Start: loading and building. Compile: the first step. Kept: windows that count."
+    return [Section(title, (Grid(columns, rows, total=True), *paragraphs(legend, spent)))]
 
 
 def _total(rows: Sequence[LedgerRow]) -> LedgerRow:
@@ -317,9 +317,9 @@ def _searching(rows: Sequence[LedgerRow]) -> str | None:
     return f"Of the trials' time that was not compiling, {share} lay inside kept windows."
 
 
-# The report's sections on the checks: do the finalists train like eager fp32, and does the winner's memory hold.
+# The report's sections on the checks: whether finalists train like eager fp32, and whether the winner's memory holds.
 
-#: Peaks that differ by less than this fraction count as the same.
+#: Peaks that differ by less than this fraction count as equal.
 PEAKS_AGREE = 0.1
 _EVALUATIONS = {
     "evaluate": "run, the workload's own",
@@ -363,7 +363,7 @@ def trains(outcome: Outcome) -> list[Section]:
 
 
 def delivers(outcome: Outcome) -> list[Section]:
-    """Return whether the winners' loaders deliver what the baseline's does, as a section."""
+    """Return whether the winners' loaders deliver the same data as the baseline's, as a section."""
     compared = [verdict for verdict in outcome.data if not verdict.needless]
     if not compared:
         return []
@@ -386,28 +386,28 @@ def delivers(outcome: Outcome) -> list[Section]:
         Column("samples"),
         Column("epochs"),
     )
-    how = (
+    legend = (
         "Digests of what a loader delivers, beside those of the baseline's, for the same samples in the same order: "
         "the first batches of two epochs, each drawn twice, by one worker after the other. The global generators of "
         "random numbers begin each batch alike, so that augmentations are compared as well."
     )
     reasons = facts(*((f"trial {v.trial}", full_stop(v.reason)) for v in compared if v.reason))
-    return [Section("Does it load the same?", (*paragraphs(how), Grid(columns, rows), *reasons))]
+    return [Section("Does it load the same?", (*paragraphs(legend), Grid(columns, rows), *reasons))]
 
 
 def _what_checks_compare(outcome: Outcome) -> str:
     steps = max(len(check.reference) for check in outcome.checks)
     batch = outcome.baseline.config.get("batch_size")
-    beside = outcome.checks[0].beside
-    if beside != EAGER_FP32:
-        took = f"The losses of {count(steps, 'step')}" if steps else "The losses"
+    reference = outcome.checks[0].beside
+    if reference != EAGER_FP32:
+        losses = f"The losses of {count(steps, 'step')}" if steps else "The losses"
         return (
-            f"{took} at batch {batch}, beside those of {beside}. The distance is the mean difference between the two; "
-            "a small part of the loss is accepted, and more where further runs of the script lie further apart."
+            f"{losses} at batch {batch}, beside those of {reference}. The distance is the mean difference between the "
+            "two; a small part of the loss is accepted, and more where further runs of the script lie further apart."
         )
-    same = f"took the same {count(steps, 'step')}" if steps else "was to take the same steps"
+    clause = f"took the same {count(steps, 'step')}" if steps else "was to take the same steps"
     return (
-        f"Each {same} at batch {batch}, from the same weights over the same batches, as eager fp32. The distance is "
+        f"Each {clause} at batch {batch}, from the same weights over the same batches, as eager fp32. The distance is "
         "the mean difference between the two losses; a small part of the loss is accepted, and more where eager fp32 "
         "under other seeds lies further apart."
     )
@@ -434,8 +434,10 @@ def _curves(checks: tuple[TrainVerdict, ...]) -> list[Curves]:
 
 
 def _peak(held_bytes: int, timed_bytes: int | None) -> str:
-    """Return the peak of the long training, and the one in the tables if that differs: queues fill differently, and
-    what counts on a GPU here is what is reserved."""
+    """Return the peak of the long training, and the one in the tables if it differs.
+
+    It may differ because queues fill differently, and because on a GPU the reserved memory counts here.
+    """
     text = memory_text(held_bytes)
     if not timed_bytes or abs(held_bytes / timed_bytes - 1) < PEAKS_AGREE:
         return text
@@ -446,14 +448,14 @@ def _sustained(verdict: HoldVerdict, unit: str) -> list[tuple[str, str]]:
     hold = verdict.hold
     if hold is None or verdict.sustained_per_s is None:
         return []
-    at = "" if hold.sm_clock_mhz is None else f", at {hold.sm_clock_mhz:,} MHz"
+    clock = "" if hold.sm_clock_mhz is None else f", at {hold.sm_clock_mhz:,} MHz"
     return [
-        ("sustained rate", f"{rate_text(verdict.sustained_per_s)} {unit} over {seconds_text(hold.sustained_s)}{at}")
+        ("sustained rate", f"{rate_text(verdict.sustained_per_s)} {unit} over {seconds_text(hold.sustained_s)}{clock}")
     ]
 
 
 def _first_step(hold: Hold) -> list[tuple[str, str]]:
-    """Return the first step's memory if it was larger than the training's."""
+    """Return the first step's memory if it exceeds the training's peak."""
     if hold.first_step_bytes is None or hold.first_step_bytes <= hold.peak_bytes:
         return []
     return [("first step", f"{memory_text(hold.first_step_bytes)}, of which later steps need no more than the peak")]
@@ -462,16 +464,16 @@ def _first_step(hold: Hold) -> list[tuple[str, str]]:
 def _evaluation(hold: Hold) -> str:
     if hold.evaluated is None:
         return "not run"
-    found = _EVALUATIONS.get(hold.evaluated, hold.evaluated)
+    text = _EVALUATIONS.get(hold.evaluated, hold.evaluated)
     if hold.evaluation_per_s is not None:
-        found += f"; it computes {rate_text(hold.evaluation_per_s)} samples/s"
+        text += f"; it computes {rate_text(hold.evaluation_per_s)} samples/s"
     if hold.inference_gain is not None:
-        found += f", with torch.inference_mode() {hold.inference_gain:.2f} times as many"
-    return found
+        text += f", with torch.inference_mode() {hold.inference_gain:.2f} times as many"
+    return text
 
 
 def holds(outcome: Outcome) -> list[Section]:
-    """Return whether the winner stays within the device's memory during a longer training, as a section."""
+    """Return whether the winner stays within the device's memory in a longer training, as a section."""
     title, verdict = "Does it hold?", outcome.hold
     if key(outcome.best.config) == key(outcome.baseline.config) and verdict is None:
         return []
@@ -482,7 +484,7 @@ def holds(outcome: Outcome) -> list[Section]:
         return [Section(title, paragraphs(line))]
     settled = "memory had settled" if hold.settled else "memory was still growing"
     free = f"{percent_text(hold.headroom)} of {memory_text(hold.capacity_bytes)} stay free"
-    found = Facts(
+    results = Facts(
         (
             (
                 "trained",
@@ -502,10 +504,10 @@ def holds(outcome: Outcome) -> list[Section]:
             ),
         )
     )
-    return [Section(title, (*paragraphs("Yes." if verdict.passed else line), found))]
+    return [Section(title, (*paragraphs("Yes." if verdict.passed else line), results))]
 
 
-# What a whole training takes: hours and money for the epochs or samples that were asked about, by where its files come
+# What a whole training takes: hours and money for the requested epochs or samples, depending on where its files come
 # from.
 
 
@@ -514,11 +516,11 @@ _HOUR_S = 3600.0
 
 @dataclass(frozen=True)
 class TrainingLength:
-    """The training that the user has in mind.
+    """The length of the training that the user has in mind.
 
     Attributes:
-        words: how long it is, such as ``90 epochs``.
-        samples: that it reads in all. epoch_samples: of one epoch; ``None`` if not known.
+        words: the length as text, such as ``90 epochs``.
+        samples: read in total. epoch_samples: samples of one epoch; ``None`` if unknown.
     """
 
     words: str
@@ -527,8 +529,8 @@ class TrainingLength:
 
 
 def whole_training(material: Material) -> TrainingLength | None:
-    """Return the training of which the request says how long it is; ``None`` if it does not, or has epochs of a length
-    that is not known."""
+    """Return the training whose length the request states; ``None`` if it states none, or if it is in epochs of unknown
+    length."""
     outcome, spec = material.outcome, material.spec
     if outcome is None:
         return None
@@ -541,42 +543,42 @@ def whole_training(material: Material) -> TrainingLength | None:
 
 
 def samples_of_epoch(outcome: Outcome, trials: Sequence[Trial]) -> int | None:
-    """Return how many samples an epoch has; ``None`` if that is not known."""
-    measured = measurement_of(outcome.baseline, trials)
-    return None if measured is None else measured.epoch_samples or None
+    """Return how many samples an epoch has; ``None`` if unknown."""
+    measurement = measurement_of(outcome.baseline, trials)
+    return None if measurement is None else measurement.epoch_samples or None
 
 
 def whole_training_s(outcome: Outcome, one: Standing, whole: TrainingLength) -> float:
-    """Return the seconds of a whole training, a first epoch whose files no cache has included, if that was measured.
+    """Return the seconds of a whole training, including a first epoch with no files in a cache, if that was measured.
 
-    Where it was measured of another configuration only, it is taken to be no slower than there, so that two
-    configurations can be compared: see `first_epoch_is_borrowed`.
+    If it was measured only for other configurations, the fastest of theirs is used, so that two configurations can be
+    compared: see `first_epoch_is_borrowed`.
     """
-    known = [b.cold_per_s[0] for b in outcome.bottlenecks if b.cold_per_s is not None]
+    cold_rates = [b.cold_per_s[0] for b in outcome.bottlenecks if b.cold_per_s is not None]
     return training_s(
         whole.samples,
         epoch_samples=whole.epoch_samples,
         start_s=one.startup_s + one.compile_s,
         per_s=one.samples_per_second,
-        cold_per_s=max(known, default=None) if (own := _cold_per_s(outcome, one)) is None else own,
+        cold_per_s=max(cold_rates, default=None) if (cold := _cold_per_s(outcome, one)) is None else cold,
     )
 
 
 def first_epoch_is_borrowed(outcome: Outcome, one: Standing) -> bool:
-    """Return whether a training may take longer than `whole_training_s`, because only another configuration's first
-    epoch was measured."""
+    """Return whether a training may take longer than `whole_training_s`, because the first epoch was measured only for
+    another configuration."""
     return _cold_per_s(outcome, one) is None and any(b.cold_per_s is not None for b in outcome.bottlenecks)
 
 
 def _cold_per_s(outcome: Outcome, one: Standing) -> float | None:
-    found = bottleneck_of(outcome, one.trial)
-    return None if found is None or found.cold_per_s is None else found.cold_per_s[0]
+    bottleneck = bottleneck_of(outcome, one.trial)
+    return None if bottleneck is None or bottleneck.cold_per_s is None else bottleneck.cold_per_s[0]
 
 
 def saved(outcome: Outcome, one: Standing, material: Material) -> list[tuple[str, str]]:
-    """Return what a configuration saves as rows of a name and a sentence.
+    """Return what a configuration saves, as rows of a name and a sentence.
 
-    That is hours of the training that was asked about, or else of an epoch, and money where an hour's price is known.
+    These are the hours of the requested training, or else of an epoch, and the money if the price of an hour is known.
     """
     whole, price = whole_training(material), material.spec.price_per_hour
     if whole is None:
@@ -594,13 +596,13 @@ def saved(outcome: Outcome, one: Standing, material: Material) -> list[tuple[str
     )
     time = f"{words} {takes} {then_is}{seconds_text(then_s)} instead of {now_is}{seconds_text(now_s)}"
     less = f", {seconds_text(now_s - then_s)} less" if now_s - then_s >= 1 else ""
-    # An objective other than the rate may choose what is slower.
-    found = [("saves" if then_s <= now_s else "takes", f"{time}{less}")]
+    # An objective other than the rate may select a slower configuration.
+    rows = [("saves" if then_s <= now_s else "takes", f"{time}{less}")]
     if price is not None:
         then, now = (seconds / _HOUR_S * price for seconds in (then_s, now_s))
         words = f"{then_is}{_money(then)} instead of {now_is}{_money(now)}, at {_money(price)} an hour"
-        found.append(("costs", words))
-    return found
+        rows.append(("costs", words))
+    return rows
 
 
 def _money(amount: float) -> str:
@@ -608,11 +610,10 @@ def _money(amount: float) -> str:
 
 
 def epochs(outcome: Outcome, material: Material) -> list[Section]:
-    """Return how long the training takes with the baseline and with the winners, as a section; nothing without
+    """Return how long the training takes with the baseline and with the winners, as a section; empty without
     ``--epochs`` or ``--samples``.
 
-    The first epoch reads files that no cache has, unless it is known to be otherwise; the later ones read as the
-    launches did.
+    The first epoch reads files that are in no cache, unless known otherwise; later ones read as the launches did.
     """
     spec, data, whole = material.spec, material.data, whole_training(material)
     if spec.epochs is None and spec.samples is None:
@@ -643,14 +644,14 @@ def epochs(outcome: Outcome, material: Material) -> list[Section]:
 def _row(
     outcome: Outcome, one: Standing, whole: TrainingLength, trials: Sequence[Trial], *, apart: bool
 ) -> tuple[str, ...]:
-    found, samples, cold = bottleneck_of(outcome, one.trial), whole.epoch_samples, _cold_per_s(outcome, one)
-    local_per_s = None if found is None else found.local_per_s
-    known = "not measured" if apart else "as later ones"
+    bottleneck, samples, cold = bottleneck_of(outcome, one.trial), whole.epoch_samples, _cold_per_s(outcome, one)
+    local_per_s = None if bottleneck is None else bottleneck.local_per_s
+    missing = "not measured" if apart else "as later ones"
     takes = seconds_text(whole_training_s(outcome, one, whole))
     name = "baseline" if key(one.config) == key(outcome.baseline.config) else f"trial {label_of(one, trials)}"
     return (
         label_of(one, trials),
-        "-" if samples is None else known if cold is None else seconds_text(samples / cold),
+        "-" if samples is None else missing if cold is None else seconds_text(samples / cold),
         "-" if samples is None else seconds_text(samples / one.samples_per_second),
         "" if local_per_s is None or samples is None else f"about {seconds_text(samples / local_per_s)}",
         f"at least {takes}" if apart and cold is None else takes,
@@ -659,18 +660,18 @@ def _row(
 
 
 def _state(outcome: Outcome, data: DataRef | None) -> str | None:
-    """Say which of the figures a training will see."""
+    """Return where a training's files come from, which decides which of the figures apply to it."""
     if data is None or data.kind == "synthetic":
         return None
     if data.kind == "generated" and data.store is None:
         return "autotune's own photographs, from the page cache: with your files, --data DIR"
     if data.store is not None:
-        held = data.store.cached
-        if held <= 0:
+        cached = data.store.cached
+        if cached <= 0:
             return "the slow store, in every epoch: it has no cache"
-        if held >= 1:
+        if cached >= 1:
             return "the slow store in the first epoch, its cache in all later ones"
-        return f"the slow store in the first epoch; later {percent_text(held)} of the files from its cache"
+        return f"the slow store in the first epoch; later {percent_text(cached)} of the files from its cache"
     if data.page_cache == "warm":
         return "the disk or the network in the first epoch, and the page cache, into which they fit, in all later ones"
     if data.page_cache == "cold":
@@ -680,7 +681,7 @@ def _state(outcome: Outcome, data: DataRef | None) -> str | None:
 
 def _read(outcome: Outcome, data: DataRef | None) -> str | None:
     read, whole = outcome.samples_read, outcome.dataset_samples
-    # Data that are iterated, and samplers of the workload's own, have an order that is not ours; generated photographs
+    # Iterable data and the workload's own samplers have an order that autotune does not control; generated photographs
     # stand for a larger set.
     if not read or whole is None or data is None or data.kind == "generated":
         return None
@@ -689,7 +690,7 @@ def _read(outcome: Outcome, data: DataRef | None) -> str | None:
     return f"each of {whole:,} samples {read / whole:.1f} times"
 
 
-# The report's section on heats, for readers who never heard of them.
+# The report's section on heats, for readers who have never heard of them.
 
 
 WHAT = (
@@ -701,7 +702,7 @@ WHAT = (
 
 
 def heats(found: Sequence[StudyHeat], baseline: Config | None) -> list[Section]:
-    """Return the heats of a search as a section; none if there were no heats."""
+    """Return the heats of a search as a section; empty if there were none."""
     if not found:
         return []
     parts: list[Part] = [Paragraph(WHAT)]
@@ -711,10 +712,10 @@ def heats(found: Sequence[StudyHeat], baseline: Config | None) -> list[Section]:
 
 
 def heat_table(heat: StudyHeat, baseline: Config) -> RenderableType:
-    """Return the table of a heat, the fastest first, with a line above it."""
+    """Return the table of a heat, fastest first, with a summary line above it."""
     table = new_table("rate", "95 %", "turns", "optimization", "remark", wrap=("optimization", "remark"))
-    for what, rate, interval, turns, remark in _rows(heat, baseline):
-        table.add_row(rate, interval, turns, Text(what), Text(remark))
+    for configuration, rate, interval, turns, remark in _rows(heat, baseline):
+        table.add_row(rate, interval, turns, Text(configuration), Text(remark))
     return Group(Text(), Line(_line(heat)), table)
 
 
@@ -729,7 +730,7 @@ def _heat(heat: StudyHeat, baseline: Config) -> list[Part]:
 
 
 def _rows(heat: StudyHeat, baseline: Config) -> tuple[tuple[str, ...], ...]:
-    """Return configuration, rate relative to the reference, its interval, number of turns, and a remark."""
+    """Return rows of configuration, rate relative to the reference, its interval, number of turns, and a remark."""
     entrants = heat.heat.entrants
     reference = heat.heat.reference
     return tuple(

@@ -46,9 +46,9 @@ from autotune.space.formatting import (
 from autotune.study.history import BETWEEN
 from autotune.workload.learning_rate import follows
 
-# Sentences about an outcome, as plain text, for both the table at the end of a search and the report.
+# Sentences about an outcome, in plain text, shared by the table at the end of a search and the report.
 
-#: With the number of ranks.
+#: Takes the number of ranks.
 RANKS = "{} ranks train together: rates are of all of them, batch sizes and memory each one's."
 BUSY_ALLOWED = "Measured with --allow-busy: what others did on the machine meanwhile is in the figures."
 
@@ -70,37 +70,39 @@ def predictions_line(trials: Sequence[Trial]) -> str | None:
         for p, t in predicted
         if p.peak_bytes and t.result.measurement and t.result.measurement.peak_bytes
     ]
-    parts = [f"{percent_text(median(off))} ({what})" for what, off in (("rates", rates), ("seconds", seconds)) if off]
+    parts = [
+        f"{percent_text(median(errs))} ({name})" for name, errs in (("rates", rates), ("seconds", seconds)) if errs
+    ]
     parts += [f"{percent_text(median(peaks))} (memory, where it was predicted)"] if peaks else []
     return f"off by {listed(parts)}, the median of {count(len(predicted), 'trial')}"
 
 
 def standings(outcome: Outcome) -> list[Standing]:
-    """Return the baseline, the winner, the other finalists (best first) and the dropped ones, without duplicates."""
+    """Return the baseline, the winner, the other finalists (best first), then the dropped ones, without duplicates."""
     others = sorted((outcome.best_same_batch, *outcome.finalists), key=lambda s: (is_out(outcome, s), -s.score))
-    found: dict[str, Standing] = {}
+    unique: dict[str, Standing] = {}
     for standing in (outcome.baseline, outcome.best, *others):
-        found.setdefault(key(standing.config), standing)
-    return list(found.values())
+        unique.setdefault(key(standing.config), standing)
+    return list(unique.values())
 
 
 def is_out(outcome: Outcome, standing: Standing) -> bool:
-    """Whether a finalist was dropped.
+    """Return whether a finalist was dropped.
 
-    The number alone does not tell: a winner whose configuration was derived from a dropped trial has its number.
+    The trial number is not enough: a winner whose configuration was derived from a dropped trial shares its number.
     """
     kept = (outcome.baseline, outcome.best, outcome.best_same_batch)
     return standing.trial in outcome.dropped and all(key(s.config) != key(standing.config) for s in kept)
 
 
 def label_of(standing: Standing, trials: Sequence[Trial]) -> str:
-    """Return the trial's number, with a prime if the configuration was derived from the trial's and differs from it."""
-    ran = next((key(t.config) for t in trials if t.number == standing.trial), key(standing.config))
-    return f"{standing.trial}{'' if ran == key(standing.config) else '′'}"
+    """Return the trial's number, with a prime if the configuration was derived from the trial's but differs from it."""
+    launched = next((key(t.config) for t in trials if t.number == standing.trial), key(standing.config))
+    return f"{standing.trial}{'' if launched == key(standing.config) else '′'}"
 
 
 def measurement_of(standing: Standing, trials: Sequence[Trial]) -> Measurement | None:
-    """Return what the search's own launch of a standing's trial has measured; ``None`` if it is not there."""
+    """Return the measurement of the search's own launch of a standing's trial, or ``None`` if there is none."""
     return next((t.result.measurement for t in trials if t.number == standing.trial), None)
 
 
@@ -110,19 +112,19 @@ def check_of(outcome: Outcome, trial: int) -> TrainVerdict | None:
 
 
 def data_of(outcome: Outcome, standing: Standing) -> DataVerdict | None:
-    """Return whether a standing's loader delivers what the baseline's does, if that was looked at."""
-    same = [verdict for verdict in outcome.data if key(verdict.config) == key(standing.config)]
-    return same[0] if same else None
+    """Return the verdict on whether a standing's loader delivers the same data as the baseline's, if it was checked."""
+    verdicts = [verdict for verdict in outcome.data if key(verdict.config) == key(standing.config)]
+    return verdicts[0] if verdicts else None
 
 
 def unchecked(outcome: Outcome, standing: Standing) -> str | None:
-    """Return why nobody knows whether a configuration trains as the baseline does, as a clause; ``None`` if it does."""
+    """Return why it is unknown whether a configuration trains like the baseline, as a clause; ``None`` if it does."""
     data, check = data_of(outcome, standing), check_of(outcome, standing.trial)
-    lacks = [
+    gaps = [
         ("what its loader delivers was not compared", None if data is None or data.passed else data.reason),
         ("how it trains was not checked", None if check is None or check.passed is not None else check.reason),
     ]
-    return "; ".join(f"{what} ({one_line(why).rstrip('.')})" for what, why in lacks if why) or None
+    return "; ".join(f"{gap} ({one_line(reason).rstrip('.')})" for gap, reason in gaps if reason) or None
 
 
 def bottleneck_of(outcome: Outcome, trial: int) -> Bottleneck | None:
@@ -131,13 +133,13 @@ def bottleneck_of(outcome: Outcome, trial: int) -> Bottleneck | None:
 
 
 def full_stop(text: str) -> str:
-    """Return ``text`` with a capital first letter and one full stop at the end."""
+    """Return ``text`` on one line, with a capital first letter and one full stop at the end."""
     text = ended(text)
     return f"{text[:1].upper()}{text[1:]}"
 
 
 def ended(text: str) -> str:
-    """Return ``text`` on one line with one full stop at the end, for use after a colon."""
+    """Return ``text`` on one line, ending in one full stop, for use after a colon."""
     text = one_line(text).rstrip(".")
     return text if text.endswith(("!", "?", "…")) else f"{text}."
 
@@ -147,12 +149,12 @@ def dropped_lines(outcome: Outcome, trials: Sequence[Trial]) -> list[str]:
     by_number = {t.number: t for t in trials}
     lines = []
     for number, reason in outcome.dropped.items():
-        who = f"Trial {number}"
+        subject = f"Trial {number}"
         trial = by_number.get(number)
         if trial is not None:
             rate = "" if trial.rate_per_s is None else f", {trial_rate_text(trial)} {outcome.unit} in the search"
-            who += f" ({describe(trial.config, outcome.baseline.config)}{rate})"
-        lines.append(full_stop(f"{who} {_predicate(one_line(reason))}"))
+            subject += f" ({describe(trial.config, outcome.baseline.config)}{rate})"
+        lines.append(full_stop(f"{subject} {_predicate(one_line(reason))}"))
     return lines
 
 
@@ -166,43 +168,43 @@ def trains_line(check: TrainVerdict | None) -> str | None:
     """Return whether the winner trains like eager fp32, as a sentence; ``None`` without a check."""
     if check is None:
         return None
-    why = one_line(check.reason or "no reason was given").rstrip(".")
+    reason = one_line(check.reason or "no reason was given").rstrip(".")
     if check.passed is None:
-        return f"Whether the winner trains was not checked: {why}."
+        return f"Whether the winner trains was not checked: {reason}."
     if not check.passed:
-        return f"The winner is fast but wrong: {why}."
-    return f"The winner trains as {check.beside} does{f': {why}' if check.reason else ''}."
+        return f"The winner is fast but wrong: {reason}."
+    return f"The winner trains as {check.beside} does{f': {reason}' if check.reason else ''}."
 
 
 def data_line(data: DataVerdict | None) -> str | None:
-    """Return whether a loader delivers what the baseline's does, as a sentence; ``None`` if nobody looked."""
+    """Return whether a loader delivers the same data as the baseline's, as a sentence; ``None`` without a check."""
     if data is None:
         return None
-    why = one_line(data.reason or "").rstrip(".")
+    reason = one_line(data.reason or "").rstrip(".")
     if data.needless:
         return "Data: its loader is set as the baseline's."
     if data.passed is None:
-        return f"What its loader delivers was not compared: {why}."
+        return f"What its loader delivers was not compared: {reason}."
     if not data.passed:
-        return f"Its loader delivers other data: {why}."
-    how = f"; {why}" if why else ""
+        return f"Its loader delivers other data: {reason}."
+    remark = f"; {reason}" if reason else ""
     epochs = f" in {count(data.epochs, 'epoch')}" if data.epochs > 1 else ""
     batches = f"{count(data.batches, 'batch', 'batches')} ({count(data.samples, 'sample')}){epochs}"
-    return f"Data compared: {batches}, equal{how}."
+    return f"Data compared: {batches}, equal{remark}."
 
 
 def holds_line(verdict: HoldVerdict | None) -> str | None:
     """Return whether the winner stays within the memory, as a sentence; ``None`` without a check."""
     if verdict is None:
         return None
-    why = one_line(verdict.reason or "no reason was given").rstrip(".")
+    reason = one_line(verdict.reason or "no reason was given").rstrip(".")
     if verdict.passed is None:
         if verdict.hold is not None:
-            return f"The winner fits, and was not seen to settle: {why}."
-        return f"Whether the winner holds was not checked: {why}."
+            return f"The winner fits, and was not seen to settle: {reason}."
+        return f"Whether the winner holds was not checked: {reason}."
     if not verdict.passed:
-        # The trial is named by its number, because it is no longer the winner.
-        return f"Trial {verdict.trial} does not hold: {why}."
+        # Refer to the trial by its number: it is no longer the winner.
+        return f"Trial {verdict.trial} does not hold: {reason}."
     if verdict.hold is None:
         return "The winner holds."
     free, wanted = percent_text(verdict.hold.headroom), percent_text(verdict.headroom_wanted)
@@ -210,72 +212,83 @@ def holds_line(verdict: HoldVerdict | None) -> str | None:
 
 
 def sustained_line(outcome: Outcome) -> str | None:
-    """Return the winner's rate in a longer training as a sentence, if the interval of the proven rate does not reach
-    down to it."""
+    """Return the winner's rate in a longer training as a sentence, if it is below the interval of the proven rate."""
     verdict, best = outcome.hold, outcome.best
     if verdict is None or verdict.hold is None or verdict.sustained_per_s is None or verdict.trial != best.trial:
         return None
     if verdict.sustained_per_s >= best.ci95[0]:
         return None
-    at = "" if verdict.hold.sm_clock_mhz is None else f", with the card at {verdict.hold.sm_clock_mhz:,} MHz"
+    clock = "" if verdict.hold.sm_clock_mhz is None else f", with the card at {verdict.hold.sm_clock_mhz:,} MHz"
     proven = rate_text(best.samples_per_second, best.ci95)
     return (
         f"In {seconds_text(verdict.hold.seconds + verdict.hold.sustained_s)} of training its rate fell to "
-        f"{rate_text(verdict.sustained_per_s)} {outcome.unit}{at}, below the {proven} of the short launches: expect "
+        f"{rate_text(verdict.sustained_per_s)} {outcome.unit}{clock}, below the {proven} of the short launches: expect "
         f"the lower rate in a long training."
     )
 
 
 def proof_line(outcome: Outcome) -> str | None:
-    """Return what was checked of the winner, in sentences: `trains_line`, `data_line`, `holds_line`, `sustained_line`;
-    ``None`` if nothing was."""
-    said = (
+    """Return the results of the winner's checks as sentences, or ``None`` if there were none.
+
+    They are those of `trains_line`, `data_line`, `holds_line` and `sustained_line`.
+    """
+    sentences = (
         trains_line(check_of(outcome, outcome.best.trial)),
         data_line(data_of(outcome, outcome.best)),
         holds_line(outcome.hold),
         sustained_line(outcome),
     )
-    return " ".join(filter(None, said)) or None
+    return " ".join(filter(None, sentences)) or None
 
 
 def limit_line(outcome: Outcome) -> str | None:
     """Return the winner's bottleneck as a sentence; ``None`` if it was not measured."""
-    found = bottleneck_of(outcome, outcome.best.trial)
-    if found is None:
+    bottleneck = bottleneck_of(outcome, outcome.best.trial)
+    if bottleneck is None:
         return None
-    who = "The baseline" if found.trial == outcome.baseline.trial else "The winner"
-    limit = found.sentence if found.sentence.startswith(found.limit.value) else f"{found.limit}: {found.sentence}"
-    said = full_stop(f"{who} is {limit}")
-    if found.limit is not Limit.LOADER or outcome.no_more_workers is None:
-        return said
-    return f"{said} More workers were not tried: {ended(one_line(outcome.no_more_workers))}"
+    subject = "The baseline" if bottleneck.trial == outcome.baseline.trial else "The winner"
+    limit = (
+        bottleneck.sentence
+        if bottleneck.sentence.startswith(bottleneck.limit.value)
+        else f"{bottleneck.limit}: {bottleneck.sentence}"
+    )
+    sentence = full_stop(f"{subject} is {limit}")
+    if bottleneck.limit is not Limit.LOADER or outcome.no_more_workers is None:
+        return sentence
+    return f"{sentence} More workers were not tried: {ended(one_line(outcome.no_more_workers))}"
 
 
 def by_gain(parts: Sequence[KnobPart]) -> list[KnobPart]:
-    """Sort knobs by gain, the largest first and those without a figure last."""
+    """Sort knobs by gain, largest first, with those that have no figure last."""
     return sorted(parts, key=lambda p: -math.inf if p.gain is None else p.gain[0], reverse=True)
 
 
 def knobs_line(outcome: Outcome) -> str | None:
     """Return the knobs' gains: ``What gave it: bf16 1.42× (1.38–1.46), channels_last 1.20× (1.1–1.3).``"""
     baseline, best = outcome.baseline.config, outcome.best.config
-    every = by_gain(outcome.ablation)
-    back = [phrase(p.knob, p.value) for p in every if best.get(p.knob) == baseline.get(p.knob)]
-    parts = [p for p in every if best.get(p.knob) != baseline.get(p.knob)]
-    gave = [f"{phrase(p.knob, p.value)} {_gain(p.gain)}" for p in parts if p.gain and p.gain[1] > 1]
-    flat = [phrase(p.knob, p.value) for p in parts if p.gain and p.gain[1] <= 1 and p.launches != 1 and not p.in_heat]
-    heat = [phrase(p.knob, p.value) for p in parts if p.gain and p.gain[1] <= 1 and p.launches != 1 and p.in_heat]
-    once = [phrase(p.knob, p.value) for p in parts if p.gain and p.gain[1] <= 1 and p.launches == 1]
-    unknown = [phrase(p.knob, p.value) for p in parts if not p.gain]
-    said = [
-        f"What gave it: {', '.join(gave)}" if gave else "",
-        f"not shown to matter, but no better without: {', '.join(flat)}" if flat else "",
-        f"not shown to matter in a heat: {', '.join(heat)}" if heat else "",
-        f"not shown to matter by one launch without, too little to set back: {', '.join(once)}" if once else "",
-        f"set back, as it was not shown to matter: {', '.join(back)}" if back else "",
-        f"gain not measured: {', '.join(unknown)}" if unknown else "",
+    measured = by_gain(outcome.ablation)
+    set_back = [phrase(p.knob, p.value) for p in measured if best.get(p.knob) == baseline.get(p.knob)]
+    parts = [p for p in measured if best.get(p.knob) != baseline.get(p.knob)]
+    helpful = [f"{phrase(p.knob, p.value)} {_gain(p.gain)}" for p in parts if p.gain and p.gain[1] > 1]
+    no_gain = [
+        phrase(p.knob, p.value) for p in parts if p.gain and p.gain[1] <= 1 and p.launches != 1 and not p.in_heat
     ]
-    return full_stop("; ".join(filter(None, said))) if every else None
+    no_gain_in_heat = [
+        phrase(p.knob, p.value) for p in parts if p.gain and p.gain[1] <= 1 and p.launches != 1 and p.in_heat
+    ]
+    no_gain_once = [phrase(p.knob, p.value) for p in parts if p.gain and p.gain[1] <= 1 and p.launches == 1]
+    not_measured = [phrase(p.knob, p.value) for p in parts if not p.gain]
+    clauses = [
+        f"What gave it: {', '.join(helpful)}" if helpful else "",
+        f"not shown to matter, but no better without: {', '.join(no_gain)}" if no_gain else "",
+        f"not shown to matter in a heat: {', '.join(no_gain_in_heat)}" if no_gain_in_heat else "",
+        f"not shown to matter by one launch without, too little to set back: {', '.join(no_gain_once)}"
+        if no_gain_once
+        else "",
+        f"set back, as it was not shown to matter: {', '.join(set_back)}" if set_back else "",
+        f"gain not measured: {', '.join(not_measured)}" if not_measured else "",
+    ]
+    return full_stop("; ".join(filter(None, clauses))) if measured else None
 
 
 def ledger_line(rows: Sequence[LedgerRow]) -> str | None:
@@ -286,26 +299,28 @@ def ledger_line(rows: Sequence[LedgerRow]) -> str | None:
     total_s = sum(r.seconds for r in rows)
     if total_s <= 0:
         return None
-    inside = [r for r in rows if r.purpose != BETWEEN]
-    kept_s = sum(r.kept_s for r in inside)
+    launches = [r for r in rows if r.purpose != BETWEEN]
+    kept_s = sum(r.kept_s for r in launches)
     parts_s = {
-        "compiling and first steps": sum(r.compile_s for r in inside),
-        "starting": sum(r.start_s for r in inside),
-        "warming up": sum(r.warmup_s for r in inside),
+        "compiling and first steps": sum(r.compile_s for r in launches),
+        "starting": sum(r.start_s for r in launches),
+        "warming up": sum(r.warmup_s for r in launches),
     }
-    rest_s = sum(r.seconds for r in inside) - kept_s - sum(parts_s.values())
+    rest_s = sum(r.seconds for r in launches) - kept_s - sum(parts_s.values())
     ordered = sorted(parts_s.items(), key=lambda item: -item[1])
-    between_s = total_s - sum(r.seconds for r in inside)
-    every = [("in kept windows", kept_s), *ordered, ("in the rest of launches", rest_s), (BETWEEN, between_s)]
-    shares = percents([max(0.0, part_s) for _, part_s in every])
+    between_s = total_s - sum(r.seconds for r in launches)
+    shares_s = [("in kept windows", kept_s), *ordered, ("in the rest of launches", rest_s), (BETWEEN, between_s)]
+    shares = percents([max(0.0, part_s) for _, part_s in shares_s])
     shown = [
-        f"{share} % {name}" for share, (name, _) in zip(shares, every, strict=True) if share or name == every[0][0]
+        f"{share} % {name}"
+        for share, (name, _) in zip(shares, shares_s, strict=True)
+        if share or name == shares_s[0][0]
     ]
     return f"{seconds_text(total_s)} in all: {', '.join(shown)}."
 
 
 def edge_lines(outcome: Outcome) -> list[str]:
-    """Return a sentence for each knob of the winner at the end of its range, with the command that searches beyond."""
+    """Return a sentence for each knob of the winner at the end of its range, with the command to search beyond it."""
     return [
         f"{phrase(e.knob, e.value).capitalize()} is the most that was offered, and more may be faster: {e.command}"
         for e in outcome.edges
@@ -323,7 +338,7 @@ def gain_text(gain: tuple[float, float, float]) -> tuple[str, str]:
 
 
 def left_line(outcome: Outcome) -> str | None:
-    """Return a sentence on what a script's launches may have left in its folder, and how to keep it out of there."""
+    """Return a sentence on the files that a script's launches may have left in its folder, and how to prevent that."""
     return None if outcome.left is None else left_text(outcome.left, outcome.own_folders)
 
 
@@ -331,7 +346,7 @@ def left_text(left: LeftFiles, own_folders: Sequence[str]) -> str:
     """Return a sentence on files that a script's launches may have left.
 
     Args:
-        own_folders: options by which launches had folders of their own; the others are named.
+        own_folders: options that already gave launches folders of their own; the sentence suggests the others.
     """
     ways = {
         "--output-flag": "--output-flag FLAG gives each launch a folder to write to",
@@ -347,40 +362,42 @@ def left_text(left: LeftFiles, own_folders: Sequence[str]) -> str:
 
 
 def study_folder(outcome: Outcome) -> PurePath:
-    """Return the folder of the study; outcomes of older versions name only the profile in it."""
+    """Return the study's folder. Outcomes of older versions have only the path of the profile in it."""
     return PurePath(outcome.folder) if outcome.folder else PurePath(outcome.profile or "").parent
 
 
 def profile_path(outcome: Outcome, folder: PurePath | None) -> PurePath:
-    """Return the path of the profile, relative to ``folder`` if it is below it."""
+    """Return the path of the profile, relative to ``folder`` if it lies below it."""
     file = study_folder(outcome) / "profile.yaml"
     return file.relative_to(folder) if folder is not None and file.is_relative_to(folder) else file
 
 
 def study_name(outcome: Outcome, folder: PurePath | None) -> str:
-    """Return the study as an argument of commands: its name in the default folder, otherwise its path."""
+    """Return the study as a command-line argument: its name in the default folder, otherwise its path."""
     file = profile_path(outcome, folder)
     return outcome.study if file.parent == PurePath("studies", outcome.study) else str(file.parent)
 
 
 def next_commands(outcome: Outcome, folder: PurePath | None) -> list[str]:
-    """Return the commands for after a search: train or run, report, export; if there is nothing to train with that the
-    user does not have, show and report."""
+    """Return the commands to run after a search: train or run, report, and export.
+
+    If the search found nothing to train with beyond what the user already has, they are show and report.
+    """
     profile, study = one_line(str(profile_path(outcome, folder))), one_line(outcome.study)
-    named = shlex.quote(one_line(study_name(outcome, folder)))
+    quoted = shlex.quote(one_line(study_name(outcome, folder)))
     if outcome.profile is None or outcome.found is Finding.KEEP:
-        return [*([outcome.again] if outcome.again else []), f"autotune show {named}", f"autotune report {named}"]
+        return [*([outcome.again] if outcome.again else []), f"autotune show {quoted}", f"autotune report {quoted}"]
     if outcome.command:
         script = shlex.join(map(one_line, outcome.command))
         flags = "".join(f"--map {shlex.quote(one_line(f'{name}={words}'))} " for name, words in outcome.flags.items())
         train = f"autotune run --profile {shlex.quote(profile)} {flags}-- {script}"
     else:
         train = f"autotune train --profile {shlex.quote(profile)} --model {shlex.quote(one_line(outcome.model))}"
-    # Code that stands alone; of several ranks there is none.
+    # Export standalone code, which does not exist for several ranks.
     code = f"--format python -o {re.sub(r'[^a-z0-9]', '_', study.lower())}.py"
     export = f"-o {shlex.quote(f'{study}.yaml')}" if outcome.ranks > 1 else code
     again = [outcome.again] if outcome.again else []
-    return [train, *again, f"autotune report {named}", f"autotune export {named} {export}"]
+    return [train, *again, f"autotune report {quoted}", f"autotune export {quoted} {export}"]
 
 
 def listed_trials(numbers: Sequence[int | str]) -> str:
@@ -388,7 +405,7 @@ def listed_trials(numbers: Sequence[int | str]) -> str:
     return f"trial{'' if len(numbers) == 1 else 's'} {listed([str(n) for n in numbers])}"
 
 
-# The verdict on a search as data, from which both the table at the end of a search and the report are rendered.
+# The verdict on a search as data, from which the table at the end of a search and the report are both rendered.
 
 
 NOTHING_FASTER = "No configuration was shown to be faster than the baseline."
@@ -398,13 +415,13 @@ SAME_MATHS = "Epochs, updates and learning rate stay as they are."
 
 @dataclass(frozen=True)
 class Won:
-    """A winning configuration, over all or at the user's batch size.
+    """A winning configuration, overall or at the user's batch size.
 
     Attributes:
         label: the label of its trial.
-        is_baseline: it is the baseline itself.
-        shown: it was shown to be faster than the baseline.
-        consequence: how the training changes with it, in sentences.
+        is_baseline: whether it is the baseline itself.
+        shown: whether it was shown to be faster than the baseline.
+        consequence: how it changes the training, in sentences.
     """
 
     standing: Standing
@@ -416,14 +433,15 @@ class Won:
 
 @dataclass(frozen=True)
 class SearchVerdict:
-    """The verdict on a search. All text is in whole sentences.
+    """The verdict on a search. All texts are whole sentences.
 
     Attributes:
-        headline, advice: what is said if nothing was shown to be faster than the baseline; ``None`` if something was.
-        best: the winner over all.
-        own: the winner with the user's own training, which may be the same one.
+        headline, advice: the verdict if nothing was shown to be faster than the baseline; ``None`` if something was.
+        best: the winner overall.
+        own: the winner that keeps the user's own training; may be the same configuration.
         own_title: what `own` is the best of, as the beginning of a sentence.
-        likely: what the winner is likely by, and why it is not proven; ``None`` if it is, or if there is none.
+        likely: the evidence that makes the winner likely, and why it is not proven; ``None`` if it is proven, or if
+            there is no winner.
         tie: the configurations that the winner was preferred to; ``None`` also if the advice mentions them.
         cautions: checks that the winner did not pass.
         break_even: when compiling pays off.
@@ -445,7 +463,7 @@ class SearchVerdict:
 
     @property
     def one_winner(self) -> bool:
-        """Whether the winner over all is also the winner at the user's own batch size."""
+        """Whether the overall winner is also the winner at the user's own batch size."""
         return key(self.best.standing.config) == key(self.own.standing.config)
 
 
@@ -471,30 +489,31 @@ def verdict_on(outcome: Outcome, trials: Sequence[Trial]) -> SearchVerdict:
 
 
 def required_line(outcome: Outcome) -> str | None:
-    """Return what the winner had to meet, and whether the baseline does, as a sentence; ``None`` if nothing."""
+    """Return the requirements, and whether the baseline meets them, as a sentence; ``None`` if there are none."""
     if not outcome.require:
         return None
-    own = f"the baseline does not: {outcome.baseline_unmet}" if outcome.baseline_unmet else "the baseline meets it, too"
-    return f"{' and '.join(outcome.require)}; {own}."
+    met = f"the baseline does not: {outcome.baseline_unmet}" if outcome.baseline_unmet else "the baseline meets it, too"
+    return f"{' and '.join(outcome.require)}; {met}."
 
 
 def _own_title(outcome: Outcome) -> str:
-    """Name the group of configurations that train as the user does today: by its batch size, if that is what
-    distinguishes it."""
-    best, own = batch_of(outcome.best.config), batch_of(outcome.baseline.config)
-    if outcome.keeps_batch_size or (best == own and key(outcome.best.config) != key(outcome.best_same_batch.config)):
-        # What was not compared is not called the same training.
+    """Name the group of configurations that train as the user does today, by batch size if that sets it apart."""
+    best, baseline = batch_of(outcome.best.config), batch_of(outcome.baseline.config)
+    if outcome.keeps_batch_size or (
+        best == baseline and key(outcome.best.config) != key(outcome.best_same_batch.config)
+    ):
+        # Without a comparison, do not claim that the training is the same.
         return (
             "with its batch size as it is"
             if unchecked(outcome, outcome.best_same_batch)
             else "with the training as it is"
         )
-    return f"at your own batch size ({own})"
+    return f"at your own batch size ({baseline})"
 
 
 def _unchanged(outcome: Outcome, standing: Standing) -> str:
-    lacks = unchecked(outcome, standing)
-    return SAME_MATHS if lacks is None else f"{SAME_MATHS} Not checked: {lacks}."
+    gaps = unchecked(outcome, standing)
+    return SAME_MATHS if gaps is None else f"{SAME_MATHS} Not checked: {gaps}."
 
 
 def _won(standing: Standing, outcome: Outcome, trials: Sequence[Trial], consequence: str) -> Won:
@@ -510,8 +529,8 @@ def _won(standing: Standing, outcome: Outcome, trials: Sequence[Trial], conseque
 def _likely(outcome: Outcome) -> str | None:
     if outcome.evidence is None:
         return None
-    why = f", because {one_line(outcome.because).rstrip('.')}" if outcome.because else ""
-    return f"This is likely, by {one_line(outcome.evidence)}. It is not proven by separate launches in turns{why}."
+    reason = f", because {one_line(outcome.because).rstrip('.')}" if outcome.because else ""
+    return f"This is likely, by {one_line(outcome.evidence)}. It is not proven by separate launches in turns{reason}."
 
 
 def _advice(outcome: Outcome) -> str:
@@ -526,35 +545,37 @@ def _tried(outcome: Outcome) -> str:
 
 
 def _what_changes(outcome: Outcome, trials: Sequence[Trial]) -> str:
-    """Describe how the winner, which has other maths than the baseline, changes the training."""
+    """Describe how the winner, whose maths differ from the baseline's, changes the training."""
     standing, baseline = outcome.best, outcome.baseline.config
     config = standing.config
-    mine, theirs = batch_of(config), batch_of(baseline)
-    own = [
+    batch, baseline_batch = batch_of(config), batch_of(baseline)
+    names = [
         n
         for n, v in config.items()
         if n.startswith("workload.") and n not in outcome.speed_only and baseline.get(n) != v
     ]
-    parts = [f"It sets {', '.join(phrase(n, config[n]) for n in own)}, which may change what is trained"] if own else []
-    if mine != theirs:
-        factor, word = (mine / theirs, "fewer") if mine > theirs else (theirs / mine, "more")
+    parts = (
+        [f"It sets {', '.join(phrase(n, config[n]) for n in names)}, which may change what is trained"] if names else []
+    )
+    if batch != baseline_batch:
+        factor, word = (batch / baseline_batch, "fewer") if batch > baseline_batch else (baseline_batch / batch, "more")
         steps = ""
         measured = measurement_of(standing, trials)
         if measured is not None and measured.epoch_samples:
-            now, before = (math.ceil(measured.epoch_samples / outcome.ranks / batch) for batch in (mine, theirs))
+            now, before = (math.ceil(measured.epoch_samples / outcome.ranks / size) for size in (batch, baseline_batch))
             steps = f": an epoch is {count(now, 'step')} instead of {before:,}"
         parts.append(
-            f"Batch {mine} instead of {theirs}{steps}. The same number of epochs makes {factor:.3g}× {word} updates. "
-            f"{_learning_rate(outcome, trials)}"
+            f"Batch {batch} instead of {baseline_batch}{steps}. The same number of epochs makes {factor:.3g}× {word} "
+            f"updates. {_learning_rate(outcome, trials)}"
         )
     return ". ".join(parts) + "."
 
 
 def _learning_rate(outcome: Outcome, trials: Sequence[Trial]) -> str:
-    """Say what usually becomes of the learning rate with the winner's batch."""
+    """Return what usually happens to the learning rate with the winner's batch size, as a sentence."""
     launches = (measurement_of(standing, trials) for standing in (outcome.best, outcome.baseline))
-    now, was = (None if one is None else one.learning_rate for one in launches)
-    return follows(batch_of(outcome.best.config), batch_of(outcome.baseline.config), now=now, was=was)
+    now, before = (None if launch is None else launch.learning_rate for launch in launches)
+    return follows(batch_of(outcome.best.config), batch_of(outcome.baseline.config), now=now, was=before)
 
 
 def _cautions(outcome: Outcome) -> str | None:
@@ -567,8 +588,8 @@ def _cautions(outcome: Outcome) -> str | None:
 
 
 def _break_even(pays: BreakEven, baseline: Config, unit: str) -> str:
-    what = "the baseline" if key(pays.eager_config) == key(baseline) else describe(pays.eager_config, baseline)
-    eager = f"{what}, {rate_text(pays.eager_samples_per_second)} {unit}"
+    rival = "the baseline" if key(pays.eager_config) == key(baseline) else describe(pays.eager_config, baseline)
+    eager = f"{rival}, {rate_text(pays.eager_samples_per_second)} {unit}"
     when = f"after {count(pays.steps, 'step')}" if pays.steps else "from the first step"
     cost = seconds_text(pays.compile_s)
     return f"Compiling costs {cost}, and is ahead of the best eager finalist ({eager}) {when}."

@@ -1,4 +1,4 @@
-"""What is trained: the contract of a workload file, and what it is made of."""
+"""What is trained: the contract of a workload file, and its parts."""
 
 from autotune.workload.contract import Context, Workload, knob, without_context
 

@@ -1,8 +1,7 @@
-"""The child's side of a workload that was given as Python objects: they lie pickled beside its file, and are loaded
-from there.
+"""The child's side of a workload given as Python objects: they are pickled beside its file, and loaded from there.
 
 `autotune.search.tuning.workload_file` writes both. Unpickling runs code, as importing the file does, so only the
-processes that train do it, and only with files of this user that are what was written.
+processes that train do it, and only with files that belong to this user and are unchanged.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from autotune.base.files import open_regular, read_regular
 from autotune.workload.contract import REQUIRED, takes_context, without_context
 
 _ANEW = "start a new search from the script or notebook that has the objects."
-#: Names of the pickles: the parts of a workload that are functions, and a workload that is one object. Others are of
-#: parts that are objects.
+#: Names of the pickles: the parts of a workload that are functions, and a workload that is one object. The others are
+#: named after parts that are objects.
 FUNCTIONS, WHOLE = "functions", "workload"
 #: The file of their hashes.
 HASHES = "hashes.json"
@@ -36,9 +35,9 @@ class Carried:
     """The parts of a workload, pickled.
 
     Attributes:
-        folder: of the files ``NAME.pickle``.
-        sha256: of each of them, by its name.
-        objects: the parts that are what the function is to return, and not the function.
+        folder: the folder of the files ``NAME.pickle``.
+        sha256: the hash of each of them, by name.
+        objects: the parts that are not functions, but what the function should return.
     """
 
     folder: Path
@@ -47,45 +46,45 @@ class Carried:
 
     @classmethod
     def beside(cls, file: str, objects: tuple[str, ...], *, python: str) -> Carried:
-        """Return what lies beside a workload's file.
+        """Return the pickles beside a workload's file.
 
         Args:
-            python: version that has written it; no other one can read its functions.
+            python: the Python version that wrote them; no other one can read their functions.
 
         Raises:
             WorkloadError: this is another version, or the hashes cannot be read.
         """
-        here, folder = platform.python_version().rpartition(".")[0], Path(file).parent
-        if here != python:
-            raise WorkloadError(f"{file} was written by Python {python}, and this is Python {here}", advice=_ANEW)
+        version, folder = platform.python_version().rpartition(".")[0], Path(file).parent
+        if version != python:
+            raise WorkloadError(f"{file} was written by Python {python}, and this is Python {version}", advice=_ANEW)
         try:
             return cls(folder, json.loads(read_regular(folder / HASHES, 2**16)), objects)
         except (OSError, ValueError) as error:
             raise WorkloadError(f"{folder / HASHES} cannot be read: {error}", advice=_ANEW) from error
 
     def whole(self, makes: bool) -> Any:
-        """Return the workload itself, if it is one object. ``makes``: it is an instance of what was pickled."""
-        found = self._load(WHOLE)[WHOLE]
-        return found() if makes else found
+        """Return the workload itself, if it is one object. ``makes``: it is an instance of the pickled class."""
+        value = self._load(WHOLE)[WHOLE]
+        return value() if makes else value
 
     def part(self, name: str) -> Any:
         """Return one part: a function, or a constant.
 
         Raises:
-            WorkloadError: its file is missing, somebody else's, or not what was written.
+            WorkloadError: its file is missing, belongs to somebody else, or was changed.
         """
         if name == "model" and name in self.objects:
-            # Each call makes another one, so that no training begins where the last one ended.
+            # Each call makes a new model, so that no training begins where the last one ended.
             return lambda ctx: self._alone(name)
         if name in self.objects:
             loaded = self._alone(name)
             return lambda ctx: for_workers(loaded)
-        found = self._functions[name] if FUNCTIONS in self.sha256 else self._load(name)
+        part = self._functions[name] if FUNCTIONS in self.sha256 else self._load(name)
         if name == "collate":
-            return lambda ctx: _ByValue(found(ctx))
+            return lambda ctx: _ByValue(part(ctx))
         if name not in REQUIRED:
-            return found
-        function = found if takes_context(found, REQUIRED[name]) else without_context(found)
+            return part
+        function = part if takes_context(part, REQUIRED[name]) else without_context(part)
         return (lambda *arguments: for_workers(function(*arguments))) if name == "dataset" else function
 
     @cached_property
@@ -112,7 +111,7 @@ class Carried:
 
 
 def for_workers(dataset: Any) -> Any:
-    """Let loader workers of every start method have a data set whose class no module defines; return it."""
+    """Return a data set, made picklable for loader workers of every start method though no module defines its class."""
     kind = type(dataset)
     if kind.__module__ != "builtins":
         ForkingPickler.register(kind, _by_value)
@@ -120,7 +119,7 @@ def for_workers(dataset: Any) -> Any:
 
 
 class _ByValue:
-    """A function that loader workers of every start method can have, although no module defines it."""
+    """A function that can be sent to loader workers of every start method, although no module defines it."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function

@@ -20,7 +20,7 @@ from typing import Literal
 from autotune.base.errors import MachineError, UnknownNameError, UsageError
 from autotune.base.records import Value, WorkloadRef
 
-#: The catalog files that serve all of torchvision's names, with the folder below its models where those are registered.
+#: The catalog files that serve all of torchvision's names, each with the folder below its models that registers them.
 _TORCHVISION = {
     "torchvision_classifier": "",
     "torchvision_detector": "detection",
@@ -51,12 +51,12 @@ def catalog_folder(kind: Literal["models", "objectives"]) -> Path:
 
 def workload_names() -> list[str]:
     """Return the catalog's models, sorted. torchvision's and timm's names work too but are not listed here."""
-    # A file that serves many names is no model by itself.
+    # A file that serves many names is not itself a model.
     return [name for name in _stems("models") if name not in _TORCHVISION and name != _TIMM_FILE]
 
 
 def is_named(model: str) -> bool:
-    """Whether a model is found by its name alone, in the catalog, in torchvision or in timm."""
+    """Return whether a model is found by its name alone, in the catalog, in torchvision or in timm."""
     return model.startswith(_TIMM) or model in workload_names() or model in torchvision_names()
 
 
@@ -100,11 +100,11 @@ def find_workload(name: str, args: Mapping[str, str]) -> WorkloadRef:
 
 
 def _architecture(name: str, architecture: str, file: Path, args: Mapping[str, str]) -> WorkloadRef:
-    """Return a model that a file serves beside many others."""
-    given = args.get("architecture", architecture)
-    if given != architecture:
+    """Return the reference to one of the many models that a file serves."""
+    requested = args.get("architecture", architecture)
+    if requested != architecture:
         raise UsageError(
-            f"--model {name} and --arg architecture={given} name two models", advice="leave one of them out."
+            f"--model {name} and --arg architecture={requested} name two models", advice="leave one of them out."
         )
     return _file_reference(file, {"architecture": architecture, **args}).model_copy(update={"name": name})
 
@@ -137,7 +137,7 @@ def _is_path(name: str) -> bool:
 def _file(name: str, what: str) -> Path:
     # Do not resolve symbolic links: the folder that goes on sys.path is the one the user named.
     path = Path(os.path.abspath(Path(name).expanduser()))
-    # Unlike those of Path, these are False for a name that is too long.
+    # Unlike the methods of Path, these return False for a name that is too long.
     if os.path.isdir(path):
         raise UsageError(f"{path} is a folder, not the file of {what}", advice="name the Python file inside it.")
     if not os.path.isfile(path):
@@ -245,9 +245,10 @@ def _module_files(base: Path, parts: list[str]) -> Iterator[Path]:
 
 
 def declared_knobs(path: Path) -> dict[str, tuple[Value, ...]] | None:
-    """Return the knobs that a workload's file declares, with the values that are literals there, without running it.
+    """Return the knobs that a workload's file declares, with those of their values that are literals, without running
+    it.
 
-    ``None`` if they cannot be told: the file declares none in plain sight, or cannot be read.
+    ``None`` if they cannot be determined: the file has no literal ``KNOBS``, or cannot be read.
     """
     try:
         body = _parse(path.read_bytes()).body
@@ -255,18 +256,18 @@ def declared_knobs(path: Path) -> dict[str, tuple[Value, ...]] | None:
         return None
     for node in reversed(body):
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        told = getattr(node, "value", None)
-        if any(isinstance(t, ast.Name) and t.id == "KNOBS" for t in targets) and isinstance(told, ast.Dict):
-            names = [getattr(key, "value", None) for key in told.keys]
+        declared = getattr(node, "value", None)
+        if any(isinstance(t, ast.Name) and t.id == "KNOBS" for t in targets) and isinstance(declared, ast.Dict):
+            names = [getattr(key, "value", None) for key in declared.keys]
             if not all(isinstance(name, str) for name in names):
                 return None
-            return {str(name): _literals(value) for name, value in zip(names, told.values, strict=True)}
+            return {str(name): _literals(value) for name, value in zip(names, declared.values, strict=True)}
     return None
 
 
 def constants(path: Path, names: Sequence[str]) -> dict[str, Value | None]:
-    """Return those of the names that a workload's file binds, with their values, without running it; ``None`` as the
-    value of what is no literal, or is bound more than once. Empty if the file cannot be read."""
+    """Return the names that a workload's file binds, of those given, with their values, without running it. The value
+    is ``None`` if it is no literal, or the name is bound more than once. Empty if the file cannot be read."""
     try:
         tree = _parse(path.read_bytes())
     except OSError:
@@ -274,9 +275,9 @@ def constants(path: Path, names: Sequence[str]) -> dict[str, Value | None]:
     literals: dict[str, Value] = {}
     for node in tree.body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        told = getattr(getattr(node, "value", None), "value", None)
-        if isinstance(told, bool | int | float | str):
-            literals |= {t.id: told for t in targets if isinstance(t, ast.Name)}
+        value = getattr(getattr(node, "value", None), "value", None)
+        if isinstance(value, bool | int | float | str):
+            literals |= {t.id: value for t in targets if isinstance(t, ast.Name)}
     nodes = list(ast.walk(tree))
     bound = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
     bound += [node.asname or node.name for node in nodes if isinstance(node, ast.alias)]
@@ -289,7 +290,7 @@ def constants(path: Path, names: Sequence[str]) -> dict[str, Value | None]:
 
 
 def _literals(node: ast.expr) -> tuple[Value, ...]:
-    """Return the plain values in a tuple or list, or among the arguments of ``knob(…)``."""
+    """Return the literal values in a tuple or list, or among the arguments of ``knob(…)``."""
     parts = node.elts if isinstance(node, ast.Tuple | ast.List) else []
     if isinstance(node, ast.Call) and _name_of(node.func) == "knob":
         parts = node.args
@@ -313,16 +314,16 @@ def torchvision_task(name: str) -> Literal["classification", "detection", "segme
 
 @functools.cache
 def _torchvision_files() -> dict[str, str]:
-    """Return torchvision's names, each with the file of the catalog that serves it."""
+    """Return torchvision's names, each with the catalog file that serves it."""
     spec = importlib.util.find_spec("torchvision")
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}
     for location in (spec.submodule_search_locations or []) if spec else []:
         for stem, folder in _TORCHVISION.items():
             for file in sorted((Path(location) / "models" / folder).glob("*.py")):
                 source = file.read_bytes()
                 if b"@register_model" in source:
-                    found.update(dict.fromkeys(_registered(_parse(source)), stem))
-    return found
+                    files.update(dict.fromkeys(_registered(_parse(source)), stem))
+    return files
 
 
 def _registered(tree: ast.Module) -> Iterator[str]:
@@ -332,8 +333,8 @@ def _registered(tree: ast.Module) -> Iterator[str]:
         for decorator in function.decorator_list:
             if not (isinstance(decorator, ast.Call) and _name_of(decorator.func) == "register_model"):
                 continue
-            given = [*decorator.args[:1], *(word.value for word in decorator.keywords if word.arg == "name")]
-            values = [value.value for value in given if isinstance(value, ast.Constant)]
+            candidates = [*decorator.args[:1], *(word.value for word in decorator.keywords if word.arg == "name")]
+            values = [value.value for value in candidates if isinstance(value, ast.Constant)]
             yield next((value for value in values if isinstance(value, str)), function.name)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
     from torch.utils.data import Dataset
 
-# The contract of a workload: what a file in ``models/``, or the user's own, defines.
+# The contract of a workload: what a file in ``models/``, or the user's own file, defines.
 #
 # A workload is a module (or an object in one) with four required functions and some optional ones. Every function takes
 # the same frozen `Context` first, so that none needs globals:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # ========================  ==========================================================================
 # ``model(ctx)``            -> ``torch.nn.Module`` on the CPU; autotune moves it to ``ctx.device``
 # ``dataset(ctx)``          -> a ``torch.utils.data.Dataset`` or ``IterableDataset``; it does its own decoding and
-#                           augmentation, which belong in the loader's workers. One that is iterated shuffles and
+#                           augmentation, which belong in the loader's workers. An iterable one shuffles itself and
 #                           divides itself among workers
 # ``optimizer(ctx, m)``     -> ``torch.optim.Optimizer`` over ``m``'s parameters, created after ``m`` was moved
 # ``loss(ctx, m, batch)``   -> scalar tensor, shape ``()``, connected to the graph. ``batch`` is the output of
@@ -36,55 +36,55 @@ if TYPE_CHECKING:
 # *optional*
 # ``loader(ctx, options)``  -> what is iterated for batches, epoch after epoch. ``options`` are the keyword arguments
 #                           that a ``DataLoader`` would get under the configuration (``dataset``, ``batch_size``,
-#                           ``num_workers``, ``collate_fn``, …): hand them on with a sampler of your own, or read what
-#                           another kind of loader understands (default: ``DataLoader(**options)``)
+#                           ``num_workers``, ``collate_fn``, …): pass them on with a sampler of your own, or read those
+#                           that another kind of loader understands (default: ``DataLoader(**options)``)
 # ``collate(ctx)``          -> the function that turns a list of samples into a batch (default: PyTorch's)
 # ``samples(ctx, batch)``   -> int: the number of samples in the batch (default: ``ctx.batch_size``)
 # ``after_backward(ctx, m)``   gradients are complete and unscaled: the place to clip them
 # ``after_step(ctx, m)``       the weights have been updated: the place for an EMA
 # ``parallel(ctx, m)``      -> how several ranks share the training of ``m``, which is on its device: ``m`` sharded by
-#                           ``torch.distributed.fsdp.fully_shard``, say. Ranks have met (default, and with one rank
-#                           nothing is called: ``DistributedDataParallel`` averages gradients)
+#                           ``torch.distributed.fsdp.fully_shard``, say. The process group is initialized (default:
+#                           ``DistributedDataParallel`` averages gradients; with one rank, nothing is called)
 # ``evaluate(ctx, m, batch)``  one batch of an evaluation pass, called in evaluation mode, without gradients
-#                           and under the precision knob's autocast. Run to check that it fits into memory beside
-#                           the training, which discards its result, and after each epoch of a whole one, which
+#                           and under the precision knob's autocast. Run to check that it fits into memory beside the
+#                           training, which discards its result, and after each epoch of a whole training, which
 #                           averages it over the samples: a number, or a dict of numbers by name (default: ``loss``)
-# ``metric(ctx, m)``        -> float: how well the model does, of whatever kind and data, once it has trained for some
-#                           steps. Called in evaluation mode, without gradients and under the precision knob's
-#                           autocast, when a finalist is checked: it must come out as it does in eager fp32. Of a
-#                           whole training it is reported after each epoch: the first rank's, where there are several
-# ``largest_sample(ctx, d)``   -> the sample of the data set ``d`` that takes the most memory, for the same
-#                           purpose (default: if shapes vary, the largest of some that are looked at)
+# ``metric(ctx, m)``        -> float: how well the model does after some steps of training, measured in any way on any
+#                           data. Called in evaluation mode, without gradients and under the precision knob's autocast,
+#                           when a finalist is checked: it must come out as it does in eager fp32. In a whole training
+#                           it is reported after each epoch, by the first rank if there are several
+# ``largest_sample(ctx, d)``   -> the sample of the data set ``d`` that takes the most memory, to check that it fits
+#                           (default: if shapes vary, the largest of some that are looked at)
 # *optional, for whole trainings only* (``autotune train --epochs``)
-# ``validation(ctx)``       -> the data set that is evaluated after each epoch, in order and with its last batch,
-#                           however small; ``None`` for none (default: none, and ``evaluate`` is not called). Ranks
-#                           divide one with a length
+# ``validation(ctx)``       -> the data set that is evaluated after each epoch, in order and including its last batch,
+#                           however small; ``None`` for none (default: none, and ``evaluate`` is not called). One with
+#                           a length is divided among ranks
 # ``schedule(ctx, o, n)``   -> the learning-rate scheduler of the optimizer ``o``, stepped after each of the ``n`` steps
 #                           of the training; ``n`` is ``None`` if the length of an epoch is not known
-# ``state(ctx, m)``         -> what the training knows besides weights, buffers and optimizer (an average of the weights
-#                           in a variable of the file's, say), of tensors, numbers, text, and dicts, lists and
-#                           tuples of them: anything else is refused. Called after the first step, too. All of
-#                           several ranks call it, the first one's is kept, and all get that back
-# ``load_state(ctx, m, s)``    put that back, when a training goes on
+# ``state(ctx, m)``         -> the training's state besides weights, buffers and optimizer (an average of the weights in
+#                           a variable of the file, say), made of tensors, numbers, text, and dicts, lists and tuples
+#                           of them: anything else is refused. Also called after the first step. If there are several
+#                           ranks, all call it, the first one's result is kept, and all get that back
+# ``load_state(ctx, m, s)``    restore that state when a training resumes
 # *constants, optional*
 # ``BATCH_SIZE``            the batch size of the baseline when the user states none (default 32)
 # ``IMAGE_SIZE``            side in pixels on a GPU; ``CPU_IMAGE_SIZE`` on a CPU (default: the same)
 # ``DATA``                  ``"images"``: runs on autotune's generated photographs, or on ``--data DIR``;
 #                           ``None`` (default): the workload brings its own data
-# ``VARYING_SHAPES``        True when tensor shapes differ from batch to batch, those of box lists included. Whether
-#                           the shapes of images do is looked at on a GPU, whatever is said here
+# ``VARYING_SHAPES``        True when tensor shapes differ from batch to batch, including those of box lists. On a GPU,
+#                           image shapes are examined regardless of this constant
 # ``KNOBS``                 ``{"name": (baseline, other, ...)}``: the workload's own knobs, searched as
 #                           ``workload.name`` and read with ``ctx.knob("name")``. `knob` declares whether a
 #                           knob changes the maths
-# ``DDP``                   ``{"find_unused_parameters": True}``: what ``DistributedDataParallel`` needs to be told to
+# ``DDP``                   ``{"find_unused_parameters": True}``: arguments that ``DistributedDataParallel`` needs to
 #                           train this model in several ranks
 # ``ARGS``                  ``{"name": "default"}``: what ``--arg name=value`` may set, read with ``ctx.arg``
 # ========================  ==========================================================================
 #
-# A batch may be a tensor, or any nesting of tuples, lists, dicts and dataclasses of them; anything else passes through
-# untouched. Batches of images are ``(N, C, H, W)``.
+# A batch may be a tensor, or any nesting of tuples, lists, dicts and dataclasses of tensors; anything else passes
+# through untouched. Batches of images are ``(N, C, H, W)``.
 
-#: The required functions, and the number of arguments that each has besides its context.
+#: The required functions, each with the number of its arguments besides the context.
 REQUIRED = {"model": 0, "dataset": 0, "optimizer": 1, "loss": 2}
 OPTIONAL = (
     *("loader", "collate", "samples", "after_backward", "after_step", "parallel", "evaluate", "metric"),
@@ -105,8 +105,8 @@ class Context:
         image_size: side of a square image in pixels, or ``None`` for a workload without images.
         seed: seed for everything random.
         data: where the data is (``data.kind``, ``data.path``).
-        rank, ranks: which rank this is, from 0, and how many there are. Samples of a data set with a length are divided
-            among them; one that is iterated divides itself.
+        rank, ranks: this rank, from 0, and the number of ranks. Samples of a data set with a length are divided among
+            them; an iterable one divides itself.
     """
 
     device: str
@@ -120,7 +120,7 @@ class Context:
     ranks: int = 1
 
     def knob(self, name: str) -> Value:
-        """The value of the workload's own knob ``name`` (declared in ``KNOBS``).
+        """Return the value of the workload's own knob ``name`` (declared in ``KNOBS``).
 
         Raises:
             UnknownNameError: the workload declares no such knob.
@@ -131,7 +131,7 @@ class Context:
             raise UnknownNameError("knob of the workload", name, self.knobs) from None
 
     def arg(self, name: str) -> str:
-        """The text given as ``--arg name=…``, or the default in ``ARGS``.
+        """Return the text given as ``--arg name=…``, or the default in ``ARGS``.
 
         Raises:
             UnknownNameError: the workload declares no such argument.
@@ -153,10 +153,10 @@ class OwnKnob(tuple[Value, ...]):
     searched: bool
 
     def __new__(cls, values: Iterable[Value], changes_maths: bool | None = None, *, searched: bool = True) -> OwnKnob:
-        made = super().__new__(cls, values)
-        made.changes_maths = changes_maths
-        made.searched = searched
-        return made
+        instance = super().__new__(cls, values)
+        instance.changes_maths = changes_maths
+        instance.searched = searched
+        return instance
 
     def __repr__(self) -> str:
         return f"knob({', '.join(map(repr, self))}, changes_maths={self.changes_maths}, searched={self.searched})"
@@ -168,16 +168,16 @@ def knob(*values: Value, changes_maths: bool | None = None, searched: bool = Tru
     Args:
         values: the values to search, the baseline's first.
         changes_maths: False for a knob that changes only the speed, such as checkpointing. It counts as the same
-            training, and must train as the baseline does to win. True for one that changes what is trained on purpose,
-            such as a number of layers: a configuration is then checked against eager fp32 with the same value. If not
-            stated, it counts as another training, but must train as the baseline does to win.
-        searched: False for a knob that takes part only where the user states values (``--set workload.name=a,b``).
+            training, and must train as the baseline does to win. True for one that intentionally changes what is
+            trained, such as a number of layers: a configuration is then checked against eager fp32 with the same value.
+            If not stated, it counts as another training, but must train as the baseline does to win.
+        searched: False for a knob that takes part only if the user states values (``--set workload.name=a,b``).
     """
     return OwnKnob(values, changes_maths, searched=searched)
 
 
 class Workload(Protocol):
-    """The four required functions, as a type. See the module's docstring for shapes and optional functions."""
+    """The four required functions, as a type. See the comment above for shapes and optional functions."""
 
     def model(self, ctx: Context) -> torch.nn.Module: ...
     def dataset(self, ctx: Context) -> Dataset[Any]: ...
@@ -199,29 +199,29 @@ def load(ref: WorkloadRef) -> Workload:
         module = _import_file(Path(ref.path), ref.module)
     else:
         module = _import_module(ref.module)
-    found: Any = module
+    workload: Any = module
     if ref.attribute is not None:
         try:
-            found = getattr(module, ref.attribute)
+            workload = getattr(module, ref.attribute)
         except AttributeError:
             raise WorkloadError(
                 f"module {ref.module} has no {ref.attribute!r}",
                 advice="name the workload as package.module:NAME, where NAME is defined in that module.",
             ) from None
-        if isinstance(found, type):
-            found = found()
-    missing = [name for name in REQUIRED if not callable(getattr(found, name, None))]
+        if isinstance(workload, type):
+            workload = workload()
+    missing = [name for name in REQUIRED if not callable(getattr(workload, name, None))]
     if missing:
         raise WorkloadError(
             f"{ref.name} is no workload: it defines no {', '.join(missing)}",
             advice="a workload defines the functions " + ", ".join(f"{name}(ctx…)" for name in REQUIRED) + ".",
         )
     for name in ("IMAGE_SIZE", "CPU_IMAGE_SIZE", "BATCH_SIZE"):
-        value = getattr(found, name, None)
+        value = getattr(workload, name, None)
         if value is not None and (not isinstance(value, int) or value < 1):
             raise WorkloadError(f"{ref.name}: {name} must be a positive integer, not {value!r}")
-    _check_declared(found, ref.name)
-    return cast(Workload, found)
+    _check_declared(workload, ref.name)
+    return cast(Workload, workload)
 
 
 def _check_declared(found: Any, name: str) -> None:
@@ -265,18 +265,18 @@ def _import_module(name: str) -> Any:
 
 def _import_file(path: Path, stem: str) -> Any:
     folder = str(path.parent)
-    already = sys.modules.get(stem)
-    if already is not None and getattr(already, "__file__", None) == str(path):
-        return already
-    found = importlib.util.find_spec(stem) if already is None else already.__spec__
-    if found is not None and found.origin != str(path):
+    imported = sys.modules.get(stem)
+    if imported is not None and getattr(imported, "__file__", None) == str(path):
+        return imported
+    spec = importlib.util.find_spec(stem) if imported is None else imported.__spec__
+    if spec is not None and spec.origin != str(path):
         raise WorkloadError(
             f"the name of {path.name} is taken: {stem!r} is already importable here",
             advice="rename the file; its classes must be importable by a name of their own.",
         )
     sys.path.insert(0, folder)
     if b"autotune.carrying" in path.read_bytes():
-        # The name by which files that `autotune.tune` wrote before import it.
+        # Files written by earlier versions of `autotune.tune` import it by this name.
         sys.modules["autotune.carrying"] = importlib.import_module("autotune.workload.carrying")
     return importlib.import_module(stem)
 
@@ -296,7 +296,7 @@ def args_of(workload: Workload, ref: WorkloadRef) -> dict[str, str]:
 
 
 def takes_context(function: Callable[..., Any], others: int) -> bool:
-    """Return whether a function is written as one of a workload, with a `Context` before its other arguments.
+    """Return whether a function is written for a workload, with a `Context` before its other arguments.
 
     Args:
         others: number of its other arguments: 0 for ``model`` and ``dataset``, 1 for ``optimizer``, 2 for ``loss``.
@@ -313,7 +313,7 @@ def takes_context(function: Callable[..., Any], others: int) -> bool:
 
 
 def without_context(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of a workload that calls one without a `Context`; others may call it without one, too."""
+    """Wrap a function that takes no `Context` as one of a workload. The result may also be called without a context."""
 
     def called(*arguments: Any) -> Any:
         return function(*(arguments[1:] if arguments and isinstance(arguments[0], Context) else arguments))
@@ -323,18 +323,18 @@ def without_context(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def optional(workload: Workload, name: str) -> Callable[..., Any] | None:
     """Return an optional function of the workload, or ``None``."""
-    found = getattr(workload, name, None)
-    return found if callable(found) else None
+    function = getattr(workload, name, None)
+    return function if callable(function) else None
 
 
-# Data sets that stand around another one: to time it, to repeat it, or to put a store in front of it.
+# Data sets that wrap another one: to time it, to repeat it, or to put a store in front of it.
 
 
 class Wrapper:
-    """What all of them share. A loader of the workload's own may ask for more than samples, such as their lengths.
+    """The base of all wrappers. A workload's own loader may ask for more than samples, such as their lengths.
 
     Args:
-        inner: the data set inside.
+        inner: the wrapped data set.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -344,20 +344,20 @@ class Wrapper:
         return len(self.inner)
 
     def __getattr__(self, name: str) -> Any:
-        # While it is unpickled, the inner one is not there yet. What is PyTorch's or Python's own, such as
-        # `__getitems__`, would go round what the wrapper does.
+        # During unpickling, ``inner`` is not set yet. Special methods of PyTorch or Python, such as `__getitems__`,
+        # would bypass the wrapper.
         if name == "inner" or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.inner, name)
 
     def many(self, indices: list[Any]) -> list[Any]:
-        """Return the inner one's samples of these indices, at once if it can."""
+        """Return the wrapped data set's samples at these indices, in one call if it supports that."""
         at_once = getattr(self.inner, "__getitems__", None)
         return list(at_once(indices)) if at_once else [self.inner[index] for index in indices]
 
 
 def innermost(dataset: Any) -> Any:
-    """Return the data set that all wrappers stand around."""
+    """Return the data set inside all wrappers."""
     while isinstance(dataset, Wrapper):
         dataset = dataset.inner
     return dataset

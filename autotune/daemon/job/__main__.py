@@ -64,9 +64,9 @@ def main(arguments: list[str]) -> int:
 
 def _run(job: Job, files: JobFiles, device: str, observer: Observer, stop: Callable[[], int | None], mark: str) -> End:
     """Run the search; return the record of its end."""
-    request, done = job.request, End(mark=mark, exit_code=0)
+    request, end = job.request, End(mark=mark, exit_code=0)
     if request.replay is not None:
-        return done.model_copy(update={"found": _replay(job, Path(request.replay), files, observer, stop)})
+        return end.model_copy(update={"found": _replay(job, Path(request.replay), files, observer, stop)})
     env = Environment.real(observer, stop)
     study = StudyFiles(Path(request.studies_dir) / request.spec.name)
     if study.request.exists() and read_request(study).mark != request.spec.mark:
@@ -75,29 +75,29 @@ def _run(job: Job, files: JobFiles, device: str, observer: Observer, stop: Calla
     if changed is not None and not study.request.exists():
         raise UsageError(f"{changed} is not as it was when the job was submitted", advice="submit it again.")
     if study.request.exists():
-        found = resume(study, env)
+        result = resume(study, env)
     else:
         # CUDA_VISIBLE_DEVICES hides the other GPUs.
         spec = request.spec.model_copy(update={"device": "cpu" if device == "cpu" else "cuda"})
-        found = search(spec, Path(request.studies_dir), env)
-    profile = found.profile
+        result = search(spec, Path(request.studies_dir), env)
+    profile = result.profile
     if profile is None:
-        return done.model_copy(update={"found": f"no verdict: {found.outcome.because}", "open": True})
-    text = standing_text(found.outcome.best, found.outcome.baseline, found.outcome.evidence)
-    if profile.behind_store is not None or found.outcome.evidence is not None:
-        # It looks ahead, and is no profile to train with; or it is not proven, and stays with its study.
-        return done.model_copy(update={"found": text})
+        return end.model_copy(update={"found": f"no verdict: {result.outcome.because}", "open": True})
+    text = standing_text(result.outcome.best, result.outcome.baseline, result.outcome.evidence)
+    if profile.behind_store is not None or result.outcome.evidence is not None:
+        # It looks ahead, so it is not a profile to train with; or it is not proven, and stays with its study.
+        return end.model_copy(update={"found": text})
     slot, entry = Store(find_daemon().profiles).keep(profile, instead_of=request.refreshes)
     verdict = f"; {entry.verdict}" if request.refreshes else ""
-    return done.model_copy(update={"found": f"{text}{verdict}", "slot": slot})
+    return end.model_copy(update={"found": f"{text}{verdict}", "slot": slot})
 
 
 def _replay(job: Job, path: Path, files: JobFiles, observer: Observer, stop: Callable[[], int | None]) -> str:
     spec = job.request.spec
     surface = read_surface(path)
-    space, found = replay_request(surface, spec, observer=observer, stop=stop)
-    write_atomic(files.replayed, json.dumps(replayed_json(path, surface, space, found)))
-    return standing_text(found.best, found.baseline)
+    space, outcome = replay_request(surface, spec, observer=observer, stop=stop)
+    write_atomic(files.replayed, json.dumps(replayed_json(path, surface, space, outcome)))
+    return standing_text(outcome.best, outcome.baseline)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A job's process, from its start to what becomes of it."""
+"""A job's process, from its start to the job's next state."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Ended:
     """A run whose process and all descendants have ended.
 
     Attributes:
-        exit_code: of the process, negative for a signal; ``None`` if it belonged to an earlier daemon.
+        exit_code: the process's exit code, negative for a signal; ``None`` if it belonged to an earlier daemon.
         end: the run's end record, if it wrote one.
     """
 
@@ -89,7 +89,7 @@ class Runner(Protocol):
         ...
 
     def ended(self) -> list[Ended]:
-        """Return the runs started here of which every process has ended since the last call."""
+        """Return the runs started here whose last process has ended since the last call."""
         ...
 
     def knows(self, job: int) -> bool:
@@ -160,14 +160,14 @@ class ProcessRunner:
         return Child(pid=process.pid, started=started_ticks(process.pid) or 0)
 
     def ended(self) -> list[Ended]:
-        found = []
+        runs = []
         for number, (process, mark) in list(self._running.items()):
             # Descendants may have left the session. The device is not free until they have ended too.
             if process.poll() is not None and not self.kill(mark) and not self._children.end_orphans():
                 del self._running[number]
                 self._descendants.pop(mark, None)
-                found.append(Ended(number, process.returncode, self.read_end(number, mark)))
-        return found
+                runs.append(Ended(number, process.returncode, self.read_end(number, mark)))
+        return runs
 
     def knows(self, job: int) -> bool:
         return job in self._running
@@ -177,8 +177,8 @@ class ProcessRunner:
         self._running[job][0].send_signal(signal.SIGTERM)
 
     def kill(self, mark: str) -> bool:
-        # They are also tracked by pid: some clear or overwrite their environment and lose the mark, and of one that has
-        # just been started the kernel shows no environment yet.
+        # Processes are also tracked by pid: some clear or overwrite their environment and lose the mark, and the kernel
+        # shows no environment yet for one that has just been started.
         descendants = self._descendants.setdefault(mark, {})
         for leader in [p.pid for p, m in self._running.values() if m == mark and p.poll() is None]:
             descendants |= {pid: started_ticks(pid) or 0 for pid in (leader, *_descendants(leader))}
@@ -232,8 +232,8 @@ def systemd_scope(memory_bytes: int | None, cores: int | None) -> list[str]:
 @cache
 def _systemd_version() -> int:
     try:
-        done = subprocess.run(["systemd-run", "--version"], capture_output=True, text=True, timeout=10, check=False)
-        return int(done.stdout.split()[1].split(".")[0])
+        process = subprocess.run(["systemd-run", "--version"], capture_output=True, text=True, timeout=10, check=False)
+        return int(process.stdout.split()[1].split(".")[0])
     except (OSError, subprocess.TimeoutExpired, IndexError, ValueError):
         return 0
 
@@ -251,10 +251,10 @@ def has_systemd() -> bool:
     if shutil.which("systemd-run") is None:
         return False
     try:
-        done = subprocess.run([*systemd_scope(2**30, 1), "true"], capture_output=True, timeout=10, check=False)
+        process = subprocess.run([*systemd_scope(2**30, 1), "true"], capture_output=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return done.returncode == 0
+    return process.returncode == 0
 
 
 def _log(files: JobFiles) -> BinaryIO:
@@ -275,8 +275,8 @@ def limit_process(memory_bytes: int | None, cores: int | None) -> None:
     """
     if memory_bytes is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        wanted = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
-        resource.setrlimit(resource.RLIMIT_DATA, (wanted, wanted))
+        limit = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     if cores is not None:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
 
@@ -292,10 +292,10 @@ def changed_source(request: JobRequest) -> str | None:
     """
     for path, submitted in request.sources.items():
         try:
-            found = source_hash(Path(path))
+            current = source_hash(Path(path))
         except (UsageError, OSError) as error:
             raise MachineError(f"{path} cannot be read: {error}") from error
-        if found != submitted:
+        if current != submitted:
             return path
     return None
 

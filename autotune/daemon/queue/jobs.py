@@ -158,7 +158,7 @@ def select(connection: sqlite3.Connection, rest: str = "", *values: object) -> I
 def select_brief(connection: sqlite3.Connection, rest: str, *values: object) -> str:
     """Return the same jobs as a JSON list of `JobRow`, built by SQLite. Checksums are not verified."""
     fields = ", ".join(f"'{name}', {name}" for name in JobRow.model_fields)
-    columns = ", ".join(f"{how} as {name}" for name, how in zip(JobRow.model_fields, _BRIEF, strict=True))
+    columns = ", ".join(f"{expression} as {name}" for name, expression in zip(JobRow.model_fields, _BRIEF, strict=True))
     query = f"select json_group_array(json_object({fields})) from (select {columns} from jobs {rest})"
     return str(connection.execute(query, values).fetchone()[0])
 
@@ -215,7 +215,7 @@ def verified_text(files: JobFiles) -> str | None:
 
 # The queue: submits, changes and reads jobs.
 
-#: SQLite's busy timeout. The daemon is the only writer, so it waits for readers at most.
+#: SQLite's busy timeout. The daemon is the only writer, so it waits only for readers.
 BUSY_S = 30.0
 #: SQLite's largest integer.
 _LARGEST = 2**63 - 1
@@ -276,28 +276,28 @@ class Queue:
             UsageError: a study belongs to another job, or the job that a request depends on has failed.
             UnknownNameError: the job that a request depends on does not exist.
         """
-        made: list[int] = []
+        added: list[int] = []
         try:
             with self._writing() as connection:
-                return [self._submit(connection, request, made, reserve) for request in requests]
+                return [self._submit(connection, request, added, reserve) for request in requests]
         except BaseException:
             # These jobs were not acknowledged, so a queue rebuilt from the folders must not contain them.
-            for number in made:
+            for number in added:
                 shutil.rmtree(self.files.job(number).folder, ignore_errors=True)
             raise
 
     def _submit(
         self, connection: sqlite3.Connection, request: JobRequest, made: list[int], reserve: Callable[[Job], None]
     ) -> Job:
-        same = next(select(connection, "where mark = ?", request.spec.mark), None)
-        if same is not None:
-            return same
+        existing = next(select(connection, "where mark = ?", request.spec.mark), None)
+        if existing is not None:
+            return existing
         if request.after is not None and self._one(connection, request.after).state in _NEVER_DONE:
             raise UsageError(f"job {request.after} has failed or was cancelled, so that nothing can wait for it")
-        taken = next(select(connection, "where study = ?", study_folder(request)), None)
-        if taken is not None:
+        owner = next(select(connection, "where study = ?", study_folder(request)), None)
+        if owner is not None:
             raise UsageError(
-                f"study {request.spec.name!r} is that of job {taken.id} already",
+                f"study {request.spec.name!r} is that of job {owner.id} already",
                 advice="--study gives it another name.",
             )
         (last,) = connection.execute("select coalesce(max(id), 0) from jobs").fetchone()
@@ -349,10 +349,10 @@ class Queue:
         Raises:
             UnknownNameError: there is no job with this number.
         """
-        found = self._select("where id = ?", number) if number <= _LARGEST else []
-        if not found:
+        jobs = self._select("where id = ?", number) if number <= _LARGEST else []
+        if not jobs:
             raise UnknownNameError("job", str(number), [], advice=_LIST)
-        return found[0]
+        return jobs[0]
 
     def jobs(self, states: Collection[JobState] = tuple(JobState), *, limit: int = -1) -> list[Job]:
         """Return the first ``limit`` jobs (-1: all) in the given states, in the order they start: by priority, then by
@@ -369,8 +369,8 @@ class Queue:
     def counts(self) -> dict[JobState, int]:
         """Return the number of jobs in each state."""
         with self._reporting():
-            found = dict(self._open().execute("select state, count(*) from jobs group by state").fetchall())
-        return {state: found.get(state.value, 0) for state in JobState}
+            counts = dict(self._open().execute("select state, count(*) from jobs group by state").fetchall())
+        return {state: counts.get(state.value, 0) for state in JobState}
 
     def startable(self, wall_s: float, minute: int, *, only_allow_busy: bool = False) -> list[int]:
         """Return the ids of queued jobs that need only a free device, in the order they start.
@@ -451,10 +451,10 @@ class Queue:
         write_atomic(folder.job, f"{text}\n{checksum(text)}\n")
 
     def _one(self, connection: sqlite3.Connection, number: int) -> Job:
-        found = next(select(connection, "where id = ?", number), None) if number <= _LARGEST else None
-        if found is None:
+        job = next(select(connection, "where id = ?", number), None) if number <= _LARGEST else None
+        if job is None:
             raise UnknownNameError("job", str(number), [], advice=_LIST)
-        return found
+        return job
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:

@@ -35,7 +35,7 @@ class Submit(Record):
 class ListJobs(Record):
     """List the jobs in the given states, in the order they start.
 
-    Reply: ``jobs``, a list of `JobRow`, and ``waits``: why the first queued ones do not run, by id.
+    Reply: ``jobs``, a list of `JobRow`, and ``waits``: why the first queued jobs do not run, by id.
     """
 
     op: Literal["jobs"] = "jobs"
@@ -43,7 +43,7 @@ class ListJobs(Record):
 
 
 class JobCall(Record):
-    """Show or change one job. Reply: ``job``, as it is afterwards, and for ``show`` also what it ``waits`` for."""
+    """Show or change one job. Reply: ``job`` as it is afterwards, and for ``show`` also what it ``waits`` for."""
 
     op: Literal["show", "cancel", "pause", "resume", "let-go"]
     id: int
@@ -129,16 +129,16 @@ def read_call(line: bytes) -> Any:
         UsageError: the line is not a valid call, or has another protocol version.
     """
     try:
-        found = TypeAdapter(dict[str, Any]).validate_json(line)
+        message = TypeAdapter(dict[str, Any]).validate_json(line)
     except ValidationError:
         raise UsageError("that is no call") from None
-    if found.get("version") != VERSION:
+    if message.get("version") != VERSION:
         raise UsageError(
-            f"the daemon speaks version {VERSION} of its language, and this call is in {found.get('version')!r}",
+            f"the daemon speaks version {VERSION} of its language, and this call is in {message.get('version')!r}",
             advice="restart the daemon, so that both are of one autotune.",
         )
     try:
-        return _CALL.validate_python(found.get("call"), strict=False)
+        return _CALL.validate_python(message.get("call"), strict=False)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -179,19 +179,19 @@ class Client:
         """Submit jobs, all or none, and return them. They are on disk when this returns."""
         call = Submit(requests=requests)
         try:
-            found = self.call(call)
+            result = self.call(call)
         except DaemonUnreachableError as error:
             if not isinstance(error.__cause__, TimeoutError | ConnectionError):
                 raise
-            # The reply may have been lost. Retrying adds no job twice, because each request has its mark.
-            found = self.call(call)
-        return [Job.model_validate(job) for job in found["jobs"]]
+            # The reply may have been lost. Retrying adds no job twice, because each request has a mark.
+            result = self.call(call)
+        return [Job.model_validate(job) for job in result["jobs"]]
 
     def rows(self, states: tuple[JobState, ...] = tuple(JobState)) -> list[JobRow]:
         """Return the jobs in the given states, in the order they start."""
-        found = self.call(ListJobs(states=states))
-        waits = found.get("waits", {})
-        return [JobRow.model_validate({**row, "waits": waits.get(str(row["id"]))}) for row in found["jobs"]]
+        result = self.call(ListJobs(states=states))
+        waits = result.get("waits", {})
+        return [JobRow.model_validate({**row, "waits": waits.get(str(row["id"]))}) for row in result["jobs"]]
 
     def job(self, number: int) -> Job:
         """Return one job."""
@@ -268,10 +268,10 @@ class Client:
                 connection.sendall(line)
                 received = bytearray()
                 while not received.endswith(b"\n") and len(received) < REPLY_BYTES:
-                    found = connection.recv(2**20)
-                    if not found:
+                    chunk = connection.recv(2**20)
+                    if not chunk:
                         break
-                    received += found
+                    received += chunk
         except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
             raise DaemonUnreachableError("no daemon runs", advice=_START) from None
         except OSError as error:

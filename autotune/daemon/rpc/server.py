@@ -1,4 +1,4 @@
-"""The socket's server, and what it answers."""
+"""The socket's server, and the handlers of its calls."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Server:
         return woken
 
     def is_in_place(self) -> bool:
-        """Return whether the path still is this socket. A cleaner of temporary files may have removed it."""
+        """Return whether the path is still this socket. A cleaner of temporary files may have removed it."""
         try:
             return os.stat(self._path).st_ino == int(self._inode)
         except OSError:
@@ -184,10 +184,10 @@ class Server:
             MachineError: the path is not a socket of this user, or another process listens on it.
         """
         try:
-            found = os.lstat(self._path)
+            status = os.lstat(self._path)
         except FileNotFoundError:
             return
-        if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():
+        if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.geteuid():
             raise MachineError(
                 f"{self._path} is there, and is no socket of this user's", advice="move it out of the way."
             )
@@ -209,7 +209,7 @@ class Server:
     def _accept(self) -> None:
         while True:
             try:
-                found, _ = self._listener.accept()
+                accepted, _ = self._listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:
@@ -217,29 +217,29 @@ class Server:
                 if error.errno in _OUT_OF_RESOURCES and self._connections:
                     self._refuse(min(self._connections.values(), key=lambda c: c.deadline), "no room for another one")
                 return
-            found.setblocking(False)
-            if _user_of(found) not in (os.geteuid(), 0):
-                log.warning("a process of user %d was refused", _user_of(found))
+            accepted.setblocking(False)
+            if _user_of(accepted) not in (os.geteuid(), 0):
+                log.warning("a process of user %d was refused", _user_of(accepted))
                 self.refused += 1
-                found.close()
+                accepted.close()
                 continue
             if len(self._connections) >= CONNECTIONS:
                 self._refuse(min(self._connections.values(), key=lambda c: c.deadline), "too many connections")
-            connection = _Connection(found, self._clock.now() + LIMIT_S)
-            self._connections[found.fileno()] = connection
-            self._selector.register(found, selectors.EVENT_READ)
+            connection = _Connection(accepted, self._clock.now() + LIMIT_S)
+            self._connections[accepted.fileno()] = connection
+            self._selector.register(accepted, selectors.EVENT_READ)
             # A call that has already arrived is handled before the next connection is accepted.
             self._receive(connection)
 
     def _receive(self, connection: _Connection) -> None:
         try:
-            found = connection.socket.recv(_CHUNK)
+            chunk = connection.socket.recv(_CHUNK)
         except BlockingIOError:
             return
         except OSError:
             self._drop(connection)
             return
-        connection.received += found
+        connection.received += chunk
         line, end, _ = connection.received.partition(b"\n")
         if end:
             self._reply(connection, self._result(line))
@@ -247,7 +247,7 @@ class Server:
             self.refused += 1
             error = UsageError(f"a call has {CALL_BYTES} bytes at the most", advice="submit fewer jobs at once.")
             self._reply(connection, Reply(error=error_info(error)))
-        elif not found:
+        elif not chunk:
             self._drop(connection)
 
     def _result(self, line: bytes) -> Reply | RawReply:
@@ -292,8 +292,8 @@ class Server:
 
 
 def _user_of(connection: socket.socket) -> int:
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    _, user, _ = struct.unpack("3i", found)
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, user, _ = struct.unpack("3i", credentials)
     return int(user)
 
 
@@ -326,8 +326,8 @@ class Handlers:
         Raises:
             AutotuneError: the call is invalid or failed.
         """
-        found = self._result(read_call(line))
-        return found if isinstance(found, RawReply) else Reply(result=found)
+        result = self._result(read_call(line))
+        return result if isinstance(result, RawReply) else Reply(result=result)
 
     def metrics(self) -> str:
         """Return the metrics in the Prometheus text format."""
@@ -406,19 +406,19 @@ class Handlers:
         """
         if self._scheduler.stopping:
             raise MachineError("the daemon is being stopped", advice="submit again when one runs.")
-        asked = [(r.studies_dir, r.spec.name) for r in requests if r.spec.name]
-        twice = next((name for folder, name in asked if asked.count((folder, name)) > 1), None)
+        studies = [(r.studies_dir, r.spec.name) for r in requests if r.spec.name]
+        twice = next((name for folder, name in studies if studies.count((folder, name)) > 1), None)
         if twice is not None:
             raise UsageError(f"study {twice!r} is asked for twice")
-        named: list[JobRequest] = []
+        named_requests: list[JobRequest] = []
         try:
             for request in requests:
                 # Requests of the same call have no row yet.
-                others = {r.spec.name for r in named if r.studies_dir == request.studies_dir}
-                named.append(self._named(request, others))
-            return self._queue.submit_all(named, self._reserve)
+                others = {r.spec.name for r in named_requests if r.studies_dir == request.studies_dir}
+                named_requests.append(self._named(request, others))
+            return self._queue.submit_all(named_requests, self._reserve)
         except BaseException:
-            for request in named:
+            for request in named_requests:
                 self._release(request)
             raise
 
@@ -429,15 +429,15 @@ class Handlers:
             return request
         if name:
             files = StudyFiles(Path(request.studies_dir) / name)
-            found = list(files.folder.iterdir()) if request.replay is None and files.folder.is_dir() else []
-            if any(path != files.reservation for path in found):
+            paths = list(files.folder.iterdir()) if request.replay is None and files.folder.is_dir() else []
+            if any(path != files.reservation for path in paths):
                 raise UsageError(f"study {name!r} exists already", advice="another --study starts a new one.")
             return request
         name = next(n for n in _names(request) if n not in others and self._take(request, n))
         return request.model_copy(update={"spec": request.spec.model_copy(update={"name": name})})
 
     def _take(self, request: JobRequest, name: str) -> bool:
-        """Take a name for a study if it is free, by making its folder; a search on the command line does the same."""
+        """Claim a study's name, if it is free, by creating its folder, as a search on the command line does."""
         folder = Path(request.studies_dir) / name
         if folder.exists() or self._queue.is_taken(str(folder)):
             return False
@@ -453,7 +453,7 @@ class Handlers:
         return True
 
     def _reserve(self, job: Job) -> None:
-        """Keep the folder of a job's study for it, so that no search on the command line takes it meanwhile."""
+        """Reserve the study's folder for the job, so that no search on the command line takes it meanwhile."""
         if job.request.replay is not None:
             return
         files, mark = StudyFiles(Path(job.request.studies_dir) / job.request.spec.name), job.request.spec.mark
@@ -461,10 +461,10 @@ class Handlers:
         reserve(files, Reservation(job=job.id, mark=mark, daemon=str(self._queue.files.folder)))
 
     def _refuse_reserved(self, files: StudyFiles, mark: str) -> None:
-        found = reservation_of(files)
-        # A daemon that was killed before it acknowledged a job has left a reservation of no job.
-        ours = found is not None and found.daemon == str(self._queue.files.folder)
-        if found is None or not ours or self._queue.is_known(found.mark):
+        reservation = reservation_of(files)
+        # A daemon that was killed before it acknowledged a job leaves a reservation without a job.
+        is_ours = reservation is not None and reservation.daemon == str(self._queue.files.folder)
+        if reservation is None or not is_ours or self._queue.is_known(reservation.mark):
             refuse_reserved(files, mark)
 
     def _release(self, request: JobRequest) -> None:

@@ -52,9 +52,9 @@ class Page:
             return
         where = [str(self._files.state), str(self._files.runtime), self._web]
         try:
-            with self._files.page_log.open("wb") as said:
+            with self._files.page_log.open("wb") as output:
                 command = [sys.executable, "-P", "-m", "autotune.daemon.web", *where]
-                self._process = self._children.start(command, stdin=subprocess.PIPE, stdout=said, stderr=said)
+                self._process = self._children.start(command, stdin=subprocess.PIPE, stdout=output, stderr=output)
         except OSError as error:
             log.warning("the page cannot be started: %s", error)
             self._again_at = self._clock.now() + AGAIN_S

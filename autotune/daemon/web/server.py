@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 # The progress of a search, read from its event log.
 
-#: Of a long event log, only the first line and this much of the end are read.
+#: How much of the end of a long event log is read, besides its first line.
 _TAIL_BYTES = 2**20
 
 
@@ -92,7 +92,7 @@ class Progress(Silent):
 
 def read_progress(events: Path) -> Progress:
     """Read the progress of a job's search. It is empty if the event log does not exist yet."""
-    found = Progress()
+    progress = Progress()
     try:
         with events.open("rb") as stream:
             first = stream.readline()
@@ -100,10 +100,10 @@ def read_progress(events: Path) -> Progress:
             stream.seek(max(stream.tell(), size - _TAIL_BYTES))
             rest = stream.read(_TAIL_BYTES)
     except OSError:
-        return found
+        return progress
     for line in [first, *rest.splitlines()]:
-        tell(line.decode(errors="replace"), found)
-    return found
+        tell(line.decode(errors="replace"), progress)
+    return progress
 
 
 # Builds the pages as documents.
@@ -149,11 +149,11 @@ def one_job(
     """Build the page of a job.
 
     Args:
-        waits: why the job does not run, if it is queued. answer: of its study in one sentence, once that is finished.
+        waits: why the job does not run, if it is queued. answer: its study's answer in one sentence, once finished.
     """
     status, request = job.status, job.request
     running = isinstance(status, Running)
-    about = facts(
+    details = facts(
         ("state", job.state.value),
         ("what came of it", getattr(status, "found", None)),
         ("why", getattr(status, "why", None)),
@@ -166,8 +166,8 @@ def one_job(
         ("ran", f"{count(job.runs, 'time')}, {seconds_text(job.spent_s)} in all" if job.runs else None),
         ("now", _doing(progress) if running else None),
     )
-    told = (Paragraph(answer, strong=True),) if answer else ()
-    sections = [Section("About", (*told, *about, *((Links(links),) if links else ())))]
+    answers = (Paragraph(answer, strong=True),) if answer else ()
+    sections = [Section("About", (*answers, *details, *((Links(links),) if links else ())))]
     if progress.trials:
         sections.append(Section("Trials", (_trials(progress),)))
     return Document(f"Job {job.id}", tuple(sections), REFRESH_S if running else None)
@@ -195,10 +195,10 @@ def _running(rows: list[JobRow], progress: Mapping[int, Progress]) -> Part:
         *(Column("job", _WORD), Column("study", _TEXT), Column("doing", _TEXT)),
         *(Column("time", _WORD), Column("trials"), Column("device", _WORD)),
     )
-    told = [progress.get(row.id, Progress()) for row in rows]
+    states = [progress.get(row.id, Progress()) for row in rows]
     cells = tuple(
         (str(row.id), row.study, p.doing or p.said, _time(p), str(len(p.trials)), _short(row.device))
-        for row, p in zip(rows, told, strict=True)
+        for row, p in zip(rows, states, strict=True)
     )
     return Grid(columns, cells, links=tuple(f"/jobs/{row.id}" for row in rows))
 
@@ -213,8 +213,8 @@ def _jobs(rows: list[JobRow], why: str) -> tuple[Part, ...]:
         (str(r.id), r.study, r.reason, r.state.value, moment(r.ended or r.since or r.submitted)) for r in shown
     )
     grid = Grid(columns, cells, links=tuple(f"/jobs/{row.id}" for row in shown))
-    more = len(rows) - len(shown)
-    return (grid, Paragraph(f"And {count(more, 'more job', 'more jobs')}.")) if more else (grid,)
+    hidden = len(rows) - len(shown)
+    return (grid, Paragraph(f"And {count(hidden, 'more job', 'more jobs')}.")) if hidden else (grid,)
 
 
 def _trials(progress: Progress) -> Part:
@@ -273,11 +273,10 @@ def dashboard_of(database: Path) -> WSGIApplication:
     except Exception as error:  # SQLAlchemy's and Optuna's errors have no common base
         # The page is for people who need not know the machine's folders.
         raise MachineError(f"Optuna's dashboard cannot read study {database.parent.name}") from error
-    # The dashboard requires a header for encodings, must not see the reader's secrets, and has no reader for its
-    # errors.
-    told = {"HTTP_ACCEPT_ENCODING": "identity"}
+    # The dashboard requires an Accept-Encoding header, must not see the reader's secrets, and nobody reads its errors.
+    defaults = {"HTTP_ACCEPT_ENCODING": "identity"}
     hidden = {"HTTP_COOKIE": "", "HTTP_AUTHORIZATION": ""}
-    return lambda environ, start: dashboard({**told, **environ, **hidden, "wsgi.errors": io.StringIO()}, start)
+    return lambda environ, start: dashboard({**defaults, **environ, **hidden, "wsgi.errors": io.StringIO()}, start)
 
 
 @cache
@@ -297,7 +296,7 @@ def _dashboard_of(database: Path) -> WSGIApplication:
 #: A connection that sends nothing, or stops reading, is closed after this many seconds. Requests to the daemon have the
 #: same limit.
 LIMIT_S = 10
-#: Maximum number of open connections, which use no thread, of threads, and of connections that wait to be accepted.
+#: Maximum numbers of open connections, which use no thread, of threads, and of connections waiting to be accepted.
 CONNECTIONS, THREADS, BACKLOG = 200, 8, 512
 #: Maximum size of a request's head, and of its body. The page needs only the address; larger requests are refused.
 _REQUEST_BYTES = 2**16
@@ -321,9 +320,9 @@ class Answer:
     headers: tuple[tuple[str, str], ...] = ()
 
     def __call__(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
-        about = [("Content-Type", self.content), ("Content-Length", str(len(self.body)))]
+        headers = [("Content-Type", self.content), ("Content-Length", str(len(self.body)))]
         policy = ("Content-Security-Policy", _OURS)
-        start(f"{self.status.value} {self.status.phrase}", [*about, policy, *self.headers])
+        start(f"{self.status.value} {self.status.phrase}", [*headers, policy, *self.headers])
         return [] if environ["REQUEST_METHOD"] == "HEAD" else [self.body]
 
 
@@ -332,7 +331,7 @@ class Site:
 
     Args:
         token: token that every reader must send; ``None`` for no token.
-        hosts: accepted host names, or ``None`` for any. With another name, a foreign site has been pointed here.
+        hosts: accepted host names, or ``None`` for any. Any other name belongs to a foreign site pointed here.
     """
 
     def __init__(self, files: DaemonFiles, token: str | None, hosts: frozenset[str] | None) -> None:
@@ -343,14 +342,14 @@ class Site:
 
     def __call__(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         """Respond to a request, adding our headers to every response, including the dashboard's."""
-        given = _token_in(environ["QUERY_STRING"])
-        # Quoted, because a cookie holds neither semicolons nor other than ASCII.
-        cookies = [_set_cookie(_COOKIE, quote(given, safe=""))] if self._is_token(given) else []
+        token = _token_in(environ["QUERY_STRING"])
+        # Quoted, because a cookie cannot hold semicolons or non-ASCII characters.
+        cookies = [_set_cookie(_COOKIE, quote(token, safe=""))] if self._is_token(token) else []
 
         def start_guarded(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
             return start(status, [*(h for h in headers if h[0] not in _ALWAYS), *_ALWAYS.items(), *cookies], exc_info)
 
-        return self._answer_to(environ, given)(environ, start_guarded)
+        return self._answer_to(environ, token)(environ, start_guarded)
 
     def _answer_to(self, environ: WSGIEnvironment, given: str) -> WSGIApplication:
         if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
@@ -359,10 +358,10 @@ class Site:
             return _page(trouble("Another site", "This page has another name."), HTTPStatus.MISDIRECTED_REQUEST)
         # Headers are bytes, which WSGI hands over as Latin-1.
         bearer = environ.get("HTTP_AUTHORIZATION", "").removeprefix("Bearer ").encode("latin-1", "replace")
-        asked = (given, os.fsdecode(bearer), unquote(_cookie(environ, _COOKIE), errors="surrogateescape"))
-        if self._token is not None and not any(map(self._is_token, asked)):
-            needed = trouble("A token is asked for", "Open the address with ?token=… once.")
-            return _page(needed, HTTPStatus.UNAUTHORIZED)
+        tokens = (given, os.fsdecode(bearer), unquote(_cookie(environ, _COOKIE), errors="surrogateescape"))
+        if self._token is not None and not any(map(self._is_token, tokens)):
+            page = trouble("A token is asked for", "Open the address with ?token=… once.")
+            return _page(page, HTTPStatus.UNAUTHORIZED)
         try:
             return self._route(environ)
         except DaemonUnreachableError as error:
@@ -378,8 +377,8 @@ class Site:
             case [""]:
                 return _page(self._overview())
             case ["metrics"]:
-                told = self._client.metrics().encode()
-                return Answer(HTTPStatus.OK, told, "text/plain; version=0.0.4; charset=utf-8")
+                metrics = self._client.metrics().encode()
+                return Answer(HTTPStatus.OK, metrics, "text/plain; version=0.0.4; charset=utf-8")
             case ["jobs", number] if _NUMBER.fullmatch(number):
                 return _page(self._job(int(number)))
             case ["jobs", number, "report"] if _NUMBER.fullmatch(number):
@@ -393,8 +392,8 @@ class Site:
     def _overview(self) -> Document:
         rows = self._client.rows()
         running = [row.id for row in rows if row.state is JobState.RUNNING]
-        told = {number: read_progress(self._files.queue.job(number).events) for number in running}
-        return overview(self._client.status(), rows, told)
+        progress = {number: read_progress(self._files.queue.job(number).events) for number in running}
+        return overview(self._client.status(), rows, progress)
 
     def _job(self, number: int) -> Document:
         job = self._client.job(number)
@@ -403,8 +402,8 @@ class Site:
         if study is not None and study.report.is_file():
             links.append(("the report, with pictures", f"/jobs/{number}/report"))
         if study is not None and study.database.is_file():
-            missing = "" if is_there() else " (pip install 'autotune[dashboard]')"
-            links.append((f"Optuna's dashboard{missing}", f"/jobs/{number}/dashboard"))
+            hint = "" if is_there() else " (pip install 'autotune[dashboard]')"
+            links.append((f"Optuna's dashboard{hint}", f"/jobs/{number}/dashboard"))
         progress = read_progress(self._files.queue.job(number).events)
         answer = None if study is None or job.state is not JobState.DONE else _answer_of(study)
         return one_job(job, self._client.waits_for(number), progress, tuple(links), answer)
@@ -441,7 +440,7 @@ def study_of(job: Job) -> StudyFiles | None:
 
 
 def _answer_of(study: StudyFiles) -> str | None:
-    """Return the answer of a finished study; ``None`` if its outcome is gone, or of a version that cannot be read."""
+    """Return the answer of a finished study; ``None`` if its outcome is gone or from a version that cannot be read."""
     try:
         outcome = load_outcome(study)
     except AutotuneError:
@@ -473,16 +472,17 @@ def _set_cookie(name: str, value: str) -> tuple[str, str]:
 
 def _cookie(environ: WSGIEnvironment, name: str) -> str:
     try:
-        found = SimpleCookie(environ.get("HTTP_COOKIE", "")).get(name)
+        cookie = SimpleCookie(environ.get("HTTP_COOKIE", "")).get(name)
     except CookieError:
         return ""
-    return found.value if found is not None else ""
+    return cookie.value if cookie is not None else ""
 
 
 class _Server(TcpWSGIServer):  # type: ignore[misc]
     """Waitress's server, which makes room when there are too many connections.
 
-    Waitress itself then accepts no more, and keeps those whose clients send a byte of a request now and then, for ever.
+    By itself, Waitress then accepts no more, and keeps connections whose clients send a byte of a request now and then
+    forever.
     """
 
     def maintenance(self, now: float) -> None:
@@ -508,9 +508,9 @@ def make_server(files: DaemonFiles, web: str, token: str | None) -> Any:
     """
     host, port = address_of(web)
     require_token(web, token)
-    here = is_loopback(host)
+    is_local = is_loopback(host)
     # A foreign page in a browser must not read this one through its own host name (DNS rebinding).
-    hosts = frozenset({"localhost", "127.0.0.1", "::1", host}) if here else None
+    hosts = frozenset({"localhost", "127.0.0.1", "::1", host}) if is_local else None
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listening.bind((host, port))
@@ -525,10 +525,10 @@ def make_server(files: DaemonFiles, web: str, token: str | None) -> Any:
         max_request_body_size=_REQUEST_BYTES,
         outbuf_overflow=_ANSWER_BYTES,
     )
-    site = Site(files, None if here else token, hosts)
+    site = Site(files, None if is_local else token, hosts)
     where = (listening.family, listening.type, listening.proto, listening.getsockname())
     server = _Server(site, _sock=listening, adj=settings, sockinfo=where, bind_socket=False)
-    # Waitress closes a connection once it can write to it, which a reader that has stopped reading never allows.
+    # Waitress closes a connection once it can write to it, which is never if the client has stopped reading.
     server.adj.socket_options = [
         (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
         (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * LIMIT_S),

@@ -19,13 +19,13 @@ _OTHERS = ("__main__", "by_hand", "compiling", "format", "heading", "loading", "
 
 
 def _catalog() -> dict[str, Format]:
-    found = []
+    formats = []
     for module in pkgutil.iter_modules(__path__):
         if module.name not in _OTHERS:
-            made: Format = import_module(f"{__name__}.{module.name}").FORMAT
-            assert made.name == module.name, f"{module.name}.py holds a format called {made.name}"
-            found.append(made)
-    return {made.name: made for made in sorted(found, key=lambda f: (f.place, f.name))}
+            instance: Format = import_module(f"{__name__}.{module.name}").FORMAT
+            assert instance.name == module.name, f"{module.name}.py holds a format called {instance.name}"
+            formats.append(instance)
+    return {instance.name: instance for instance in sorted(formats, key=lambda f: (f.place, f.name))}
 
 
 #: Formats by name, in the order of lists. The first is the default.

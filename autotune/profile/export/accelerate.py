@@ -59,10 +59,10 @@ class _Accelerate(ToolFormat):
     }
 
     def caution(self, given: Given) -> str:
-        said = "A loss outside the model runs in fp32, unless it is under `with accelerator.autocast():`."
+        text = "A loss outside the model runs in fp32, unless it is under `with accelerator.autocast():`."
         if not given.cuda:
-            return said
-        return f"{said} Without --num_cpu_threads_per_process, launch sets OMP_NUM_THREADS to 1."
+            return text
+        return f"{text} Without --num_cpu_threads_per_process, launch sets OMP_NUM_THREADS to 1."
 
     def always(self, given: Given) -> dict[str, Any]:
         if given.ranks > 1 and not given.cuda:
@@ -71,9 +71,13 @@ class _Accelerate(ToolFormat):
                 advice="under torchrun, `autotune.load_profile(FILE).prepare(…)` sets up each rank.",
             )
         processes = {"num_machines": 1, "num_processes": given.ranks, "machine_rank": 0}
-        together = "NO" if given.ranks == 1 else "MULTI_GPU"
-        where = {"compute_environment": "LOCAL_MACHINE", "distributed_type": together, "use_cpu": not given.cuda}
-        return {**where, **processes, "main_training_function": "main", "debug": False}
+        distributed = "NO" if given.ranks == 1 else "MULTI_GPU"
+        environment = {
+            "compute_environment": "LOCAL_MACHINE",
+            "distributed_type": distributed,
+            "use_cpu": not given.cuda,
+        }
+        return {**environment, **processes, "main_training_function": "main", "debug": False}
 
     def render(self, options: Mapping[str, Any], given: Given) -> str:
         return as_yaml(nested(options))

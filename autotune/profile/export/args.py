@@ -32,15 +32,15 @@ class _Args(Format):
     def export(self, profile: Profile, maps: Mapping[str, str] = MappingProxyType({})) -> Exported:
         flags = dict(maps) or profile.workload.flags
         if flags:
-            words, without = mapped(profile, flags)
+            words, missing = mapped(profile, flags)
         else:
-            words, without = [word for item in profile.configuration.items() for word in _option(*item)], []
-        line, said = as_words(words)
-        return Exported(line, (*heading(profile), *without, *said))
+            words, missing = [word for item in profile.configuration.items() for word in _option(*item)], []
+        line, notes = as_words(words)
+        return Exported(line, (*heading(profile), *missing, *notes))
 
     def is_earlier(self, text: str) -> bool:
-        named = {option for name in KNOBS for option in (_flag(name), _flag(f"no_{name}"))}
-        return are_words_with(text, set(map(_flag, USUAL)), lambda n: n in named or n.startswith("--workload-"))
+        options = {option for name in KNOBS for option in (_flag(name), _flag(f"no_{name}"))}
+        return are_words_with(text, set(map(_flag, USUAL)), lambda n: n in options or n.startswith("--workload-"))
 
 
 FORMAT = _Args()

@@ -52,7 +52,7 @@ def _layout(value: Value, given: Given) -> Told:
 
 
 def _non_blocking(value: Value, given: Given) -> Told:
-    # Its devices copy tensors so.
+    # Composer's devices copy tensors asynchronously.
     return Told() if value else Told(lack="the Trainer copies asynchronously, and has no option for it")
 
 

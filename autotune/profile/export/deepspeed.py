@@ -33,8 +33,8 @@ def _precision(value: Value, given: Given) -> Told:
 
 
 def _compile(value: Value, given: Given) -> Told:
-    on = f'engine.compile(compile_kwargs={{"mode": "{value}"}}) after deepspeed.initialize'
-    return compiled(value, given, on, {})
+    call = f'engine.compile(compile_kwargs={{"mode": "{value}"}}) after deepspeed.initialize'
+    return compiled(value, given, call, {})
 
 
 def _batch(value: Value, given: Given) -> Told:
@@ -56,8 +56,8 @@ class _DeepSpeed(ToolFormat):
     }
 
     def caution(self, given: Given) -> str:
-        said = "Compute the loss inside the model: only there it runs under torch_autocast."
-        return said if given.cuda else f"{said} DS_ACCELERATOR=cpu keeps DeepSpeed on the CPU where there is a GPU."
+        text = "Compute the loss inside the model: only there it runs under torch_autocast."
+        return text if given.cuda else f"{text} DS_ACCELERATOR=cpu keeps DeepSpeed on the CPU where there is a GPU."
 
     def always(self, given: Given) -> dict[str, Any]:
         return {"gradient_accumulation_steps": 1, "dataloader_drop_last": True}

@@ -32,12 +32,12 @@ class _Env(Format):
 
     def export(self, profile: Profile, maps: Mapping[str, str] = MappingProxyType({})) -> Exported:
         config, origin = profile.configuration, profile.provenance
-        found = environment(config)
+        variables = environment(config)
         if THREADS.name in config:
-            found |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), spell(config[THREADS.name]))
-        found |= {_variable(name): spell(value) for name, value in config.items()}
+            variables |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), spell(config[THREADS.name]))
+        variables |= {_variable(name): spell(value) for name, value in config.items()}
         lines = [_FROM + shlex.quote(printable(f"{MARK}: study {origin.study}, trial {origin.trial}"))]
-        lines += [f"export {name}={shlex.quote(value)}" for name, value in found.items()]
+        lines += [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
         return Exported("".join(f"{line}\n" for line in lines), tuple(heading(profile)))
 
     def is_earlier(self, text: str) -> bool:

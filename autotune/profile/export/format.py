@@ -33,7 +33,7 @@ from autotune.profile import Profile, learning_rate_line, printable
 from autotune.space import samples_at_once
 from autotune.space.formatting import rate_text, speedup_text
 
-# Options as YAML, as JSON and as words, and how an earlier export is recognised where it can have no comment.
+# Options as YAML, as JSON and as words, and how to recognise an earlier export that can have no comments.
 
 #: Knobs that every configuration of a search has.
 USUAL = ("batch_size", PRECISION.name, COMPILE.name, WORKERS.name)
@@ -59,30 +59,30 @@ def as_json(tree: Mapping[str, Any]) -> str:
 
 
 def as_words(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """Return words on one line, as a shell reads them, and what is to be said of that.
+    """Return words on one line, as a shell reads them, with a note if some had to be quoted.
 
-    ``$(…)`` splits what it is given at spaces, and takes quotes as they are.
+    ``$(…)`` splits its output at spaces, and takes quotes literally.
     """
     line = shlex.join(words)
     quoted = line != " ".join(words)
-    said = 'Some words are quoted: run it as eval "python train.py $(…)", because $(…) alone takes quotes as they are.'
-    return f"{line}\n", (said,) * quoted
+    note = 'Some words are quoted: run it as eval "python train.py $(…)", because $(…) alone takes quotes as they are.'
+    return f"{line}\n", (note,) * quoted
 
 
 def is_object_with(text: str, always: Set[str], sometimes: Set[str]) -> bool:
-    """Return whether a text is a JSON object with all of some keys, and at most some others."""
+    """Return whether a text is a JSON object with all keys of ``always``, and no others but those of ``sometimes``."""
     try:
-        found = json.loads(text)
+        data = json.loads(text)
     except ValueError:
         return False
-    return isinstance(found, dict) and always <= found.keys() <= always | sometimes
+    return isinstance(data, dict) and always <= data.keys() <= always | sometimes
 
 
 def are_words_with(text: str, always: Set[str], known: Callable[[str], bool], *, equals: bool = False) -> bool:
-    """Return whether a text is one line of options, with all of some names, and no unknown ones.
+    """Return whether a text is one line of options, with all names of ``always``, and no unknown ones.
 
     Args:
-        equals: options are ``NAME=VALUE``. Otherwise they begin with a dash, and values follow.
+        equals: options are ``NAME=VALUE``. Otherwise they begin with a dash, and their values follow.
     """
     try:
         words = shlex.split(text)
@@ -92,21 +92,21 @@ def are_words_with(text: str, always: Set[str], known: Callable[[str], bool], *,
     return text.count("\n") <= 1 and always <= names and all(map(known, names - always))
 
 
-# Where an export comes from, in the sentences at its top.
+# The lines at the top of an export that say where it comes from.
 
 
 def heading(profile: Profile, start: str = "torchrun --nproc-per-node={ranks}") -> list[str]:
-    """Return lines with study, trial, device and rate, and what becomes of the learning rate if the batch changed.
+    """Return lines with study, trial, device and rate, and on the learning rate if the batch changed.
 
     Args:
-        start: what starts the processes of a training of several ``{ranks}``.
+        start: the command that starts the processes of a training with several ``{ranks}``.
     """
-    gives, origin = profile.gives, profile.provenance
+    figures, origin = profile.gives, profile.provenance
     device = f"{profile.conditions.device_name} ({profile.conditions.device})"
-    beside = speedup_text(gives.speedup, gives.speedup_ci95, gives.unproven)
+    speedup = speedup_text(figures.speedup, figures.speedup_ci95, figures.unproven)
     lines = [
         f"Study {origin.study}, trial {origin.trial}, of {origin.created}: {profile.workload.name} on {device},",
-        f"{rate_text(gives.samples_per_second, gives.ci95)} {profile.unit} (95 %), {beside}.",
+        f"{rate_text(figures.samples_per_second, figures.ci95)} {profile.unit} (95 %), {speedup}.",
     ]
     batch, before = profile.configuration["batch_size"], profile.baseline.configuration["batch_size"]
     if batch != before:
@@ -119,14 +119,14 @@ def heading(profile: Profile, start: str = "torchrun --nproc-per-node={ranks}") 
     return [printable(line) for line in lines]
 
 
-# What a user does about a knob that a tool can't be told: one clause for each knob.
+# What a user does about a knob that a tool has no option for: one clause for each knob.
 
-#: The allocator's variable, by PyTorch's older name and its newer one.
+#: The allocator's environment variable, by its older and its newer name in PyTorch.
 ALLOCATOR_VARIABLES = "PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF"
 
 
 def by_hand(name: str, value: Value, *, cuda: bool) -> str:
-    """Return what to do in one's own code or shell to have a knob's value, as a clause."""
+    """Return how to set a knob's value in one's own code or shell, as a clause."""
     knob = KNOBS.get(name)
     if knob is None:
         return "a knob of the workload, to be set in its code"
@@ -141,7 +141,7 @@ def by_hand(name: str, value: Value, *, cuda: bool) -> str:
     return "not known to this format; autotune.load_profile() applies it"
 
 
-#: Its fused kernels spoil the momentum in a step that overflows (see `set_implementation`).
+#: Its fused kernels corrupt the momentum in a step that overflows (see `set_implementation`).
 SCALED_SGD = "SGD needs optimizer._step_supports_amp_scaling = False"
 
 
@@ -162,9 +162,9 @@ def _layout(value: Value, cuda: bool) -> str:
 
 
 def _implementation(value: Value, cuda: bool) -> str:
-    wanted = {"fused": "fused=True", "foreach": "foreach=True"}.get(str(value), "foreach=False, fused=False")
-    scaled = f"; with a GradScaler, {SCALED_SGD}" if value == "fused" and cuda else ""
-    return f"give it to the training's optimizer: {wanted}{scaled}"
+    arguments = {"fused": "fused=True", "foreach": "foreach=True"}.get(str(value), "foreach=False, fused=False")
+    momentum = f"; with a GradScaler, {SCALED_SGD}" if value == "fused" and cuda else ""
+    return f"give it to the training's optimizer: {arguments}{momentum}"
 
 
 def _allocator(value: Value, cuda: bool) -> str:
@@ -206,19 +206,19 @@ _CLAUSES: dict[str, Callable[[Value, bool], str]] = {
 
 # The contract of an export format, which every file in this catalog implements.
 
-#: How the first line of every export begins that can have comments.
+#: The start of the first line of every export that can have comments.
 MARK = "autotune export"
 
 
 @dataclass(frozen=True)
 class Given:
-    """What decides, besides a knob's value, how a tool expresses it.
+    """What determines, besides a knob's value, how a tool expresses it.
 
     Attributes:
-        cuda: the profile was measured on a CUDA device.
+        cuda: whether the profile was measured on a CUDA device.
         model: name of the workload.
         start_method: how loader workers were started.
-        ranks: processes that train together.
+        ranks: number of processes that train together.
     """
 
     config: Config
@@ -229,17 +229,17 @@ class Given:
 
     @property
     def batch_size(self) -> int:
-        """Samples of an optimizer's step."""
+        """Samples of an optimizer step."""
         return int(self.config["batch_size"])
 
     @property
     def parts(self) -> int:
-        """Parts of a batch whose gradients are accumulated."""
+        """Number of parts of a batch, whose gradients are accumulated."""
         return parts_of(self.config)
 
     @property
     def at_once(self) -> int:
-        """Samples that go through the model at once: what most tools call the batch size.
+        """Samples that go through the model at once, which most tools call the batch size.
 
         Raises:
             UsageError: the batch does not divide into its parts.
@@ -263,24 +263,24 @@ def given_by(profile: Profile) -> Given:
 
 @dataclass(frozen=True)
 class Told:
-    """How a tool is told a knob's value.
+    """How a tool expresses a knob's value.
 
     Attributes:
         options: options of the tool, with dots between sections and names. Empty if the tool does it by itself.
-        lack: what the tool can't be told, as a clause that says what the user does about it.
+        lack: what to do by hand, as a clause, about what the tool has no option for.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
     lack: str | None = None
 
 
-#: Returns how a tool is told a value. Raises `UsageError` if the tool would silently do something else with it.
+#: Returns how a tool expresses a value. Raises `UsageError` if the tool would silently do something else with it.
 Expression = Callable[[Value, Given], Told]
 
 
 @dataclass(frozen=True)
 class Exported:
-    """An export: its text, and what is to be said on stderr because the text has no comments."""
+    """An export: its text, and notes for stderr if the text can have no comments."""
 
     text: str
     notes: tuple[str, ...] = ()
@@ -294,12 +294,12 @@ class Format:
 
     Attributes:
         name: the name in ``--format``, and of the file.
-        about: what it is for, a few words.
-        usage: how it is used, one line; ``FILE`` stands for what was exported.
+        about: what it is for, in a few words.
+        usage: how to use it, in one line; ``FILE`` stands for the exported file.
         place: position in lists, ascending.
-        endings: of files that can be nothing else.
-        takes_maps: ``--map`` says by which words it sets knobs.
-        flat: comments cannot be in it, because a shell or a tool reads it whole. They are notes then.
+        endings: file endings that only this format has.
+        takes_maps: whether ``--map`` gives the words by which it sets knobs.
+        flat: whether it can have no comments, because a shell or a tool reads it whole. They become notes.
     """
 
     name: str
@@ -338,37 +338,37 @@ class ToolFormat(Format):
     """A format with the options of a tool.
 
     Attributes:
-        knobs: the knobs that the tool can be told. The export names all others, also those that are added later.
-        start: what starts the processes of a training of several ``{ranks}`` with the tool.
+        knobs: the knobs that the tool can express. The export lists all others, including any that are added later.
+        start: the command that starts the processes of a training with several ``{ranks}`` with the tool.
     """
 
     knobs: Mapping[str, Expression]
     start: str = "torchrun --nproc-per-node={ranks}"
 
     def caution(self, given: Given) -> str:
-        """Return what its users have to know in any case, one sentence a line."""
+        """Return what its users must know in any case, one sentence per line."""
         return ""
 
     def always(self, given: Given) -> dict[str, Any]:
-        """Return options that do not depend on a knob, or that stand for knobs that the configuration does not have."""
+        """Return options that depend on no knob, or that stand for knobs that the configuration does not have."""
         return {}
 
     def render(self, options: Mapping[str, Any], given: Given) -> str:
-        """Return the text for options, with dots between sections and names."""
+        """Return the text for options, whose names have dots between sections and names."""
         raise NotImplementedError
 
     def told(self, name: str, value: Value, given: Given) -> Told:
-        known = self.knobs.get(name)
-        return Told(lack=by_hand(name, value, cuda=given.cuda)) if known is None else known(value, given)
+        express = self.knobs.get(name)
+        return Told(lack=by_hand(name, value, cuda=given.cuda)) if express is None else express(value, given)
 
     def export(self, profile: Profile, maps: Mapping[str, str] = MappingProxyType({})) -> Exported:
         given = given_by(profile)
         options, lacks = self.always(given), []
         for name, value in given.config.items():
-            told = self.told(name, value, given)
-            options |= told.options
-            if told.lack is not None:
-                lacks.append(f"{printable(f'{name}={spell(value)}')}: {printable(told.lack)}")
+            expressed = self.told(name, value, given)
+            options |= expressed.options
+            if expressed.lack is not None:
+                lacks.append(f"{printable(f'{name}={spell(value)}')}: {printable(expressed.lack)}")
         notes = [*heading(profile, self.start), *self.caution(given).splitlines()]
         notes += ["Not expressed here:", *(f"  {lack}" for lack in lacks)] if lacks else ["All knobs are expressed."]
         body = self.render(options, given)
@@ -379,7 +379,7 @@ class ToolFormat(Format):
 
 
 def nested(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options with dots in their names as sections in sections."""
+    """Return options with dots in their names as nested sections."""
     root: dict[str, Any] = {}
     for name, value in options.items():
         *sections, last = name.split(".")
@@ -390,7 +390,7 @@ def nested(options: Mapping[str, Any]) -> dict[str, Any]:
     return root
 
 
-# Words by which a script sets a profile's knobs, as `--map` says.
+# The words by which a script sets a profile's knobs, as given by `--map`.
 
 
 def mapped(profile: Profile, flags: Mapping[str, str]) -> tuple[list[str], list[str]]:
@@ -399,36 +399,36 @@ def mapped(profile: Profile, flags: Mapping[str, str]) -> tuple[list[str], list[
     Raises:
         UsageError: see `flags_of`.
     """
-    config, own = profile.configuration, profile.workload.own
-    command = CommandRef(words=("script",), folder=".", flags=dict(flags), own=own)
-    told = {(flag.knob, None if flag.value is None else spell(flag.value)) for flag in flags_of(flags)}
+    config, defaults = profile.configuration, profile.workload.own
+    command = CommandRef(words=("script",), folder=".", flags=dict(flags), own=defaults)
+    flagged = {(flag.knob, None if flag.value is None else spell(flag.value)) for flag in flags_of(flags)}
     cuda = given_by(profile).cuda
-    without = [
+    missing = [
         printable(f"{name}={spell(value)} has no words: {by_hand(name, value, cuda=cuda)}")
         for name, value in config.items()
-        if not {(name, None), (name, spell(value))} & told and own.get(name) != value
+        if not {(name, None), (name, spell(value))} & flagged and defaults.get(name) != value
     ]
-    return words_of(command, config)[1:], without
+    return words_of(command, config)[1:], missing
 
 
-# Arguments of a DataLoader in a section of their own, as some formats have them.
+# Arguments of a DataLoader, which some formats have in a section of their own.
 
 
 _SECTION = "dataloader."
 
 
 def of_loader(knob: Knob) -> Expression:
-    """Return how a knob of the loader is told in the section."""
+    """Return how the section expresses a knob of the loader."""
     return lambda value, given: Told({_SECTION + name: v for name, v in knob.loader_options(value).items()})
 
 
 def workers(value: Value, given: Given) -> Told:
-    """Return how the number of workers is told, with how they are started."""
-    how = {f"{_SECTION}multiprocessing_context": given.start_method} if value else {}
-    return Told({**of_loader(WORKERS)(value, given).options, **how})
+    """Return how the section expresses the number of workers, and how they are started."""
+    context = {f"{_SECTION}multiprocessing_context": given.start_method} if value else {}
+    return Told({**of_loader(WORKERS)(value, given).options, **context})
 
 
-# How a tool's own loop is told to compile, which is wrong with some of CUDA graphs.
+# How a tool's own loop is told to compile, which goes wrong with some uses of CUDA graphs.
 
 
 def compiled(value: Value, given: Given, on: Mapping[str, Any] | str, off: Mapping[str, Any]) -> Told:
@@ -442,13 +442,13 @@ def compiled(value: Value, given: Given, on: Mapping[str, Any] | str, off: Mappi
     """
     if value == COMPILE.default:
         return Told(off)
-    by_hand, options = (on, {}) if isinstance(on, str) else (None, on)
+    lack, options = (on, {}) if isinstance(on, str) else (None, on)
     if not replays(given.config):
-        return Told(options, by_hand)
+        return Told(options, lack)
     if given.parts > 1:
         raise UsageError(
             f"{value} replays CUDA graphs, which overwrite the gradients that the tool would accumulate",
             advice=f"search again with --set {COMPILE.name}=off,default, or export with --format python.",
         )
     graphs = "replays CUDA graphs: clone what you keep of a step's outputs, and keep no gradients"
-    return Told(options, f"{by_hand}; it {graphs}" if by_hand else graphs)
+    return Told(options, f"{lack}; it {graphs}" if lack else graphs)

@@ -33,11 +33,11 @@ class _Hydra(Format):
 
     def export(self, profile: Profile, maps: Mapping[str, str] = MappingProxyType({})) -> Exported:
         if maps:
-            words, without = mapped(profile, maps)
+            words, missing = mapped(profile, maps)
         else:
-            words, without = [f"{_PREFIX}{n}={_value(v)}" for n, v in profile.configuration.items()], []
-        line, said = as_words(words)
-        return Exported(line, (*heading(profile), *without, *said))
+            words, missing = [f"{_PREFIX}{n}={_value(v)}" for n, v in profile.configuration.items()], []
+        line, notes = as_words(words)
+        return Exported(line, (*heading(profile), *missing, *notes))
 
     def is_earlier(self, text: str) -> bool:
         return are_words_with(text, {_PREFIX + name for name in USUAL}, lambda n: n.startswith(_PREFIX), equals=True)
@@ -54,7 +54,7 @@ def _value(value: Value) -> str:
         return repr(value)
     if _PLAIN.fullmatch(value) and value.lower() not in _RETYPED:
         return value
-    # A backslash is literal there, except before a quote and at the end.
+    # A backslash is literal in an override, except before a quote and at the end.
     text = re.sub(r"\\*'", lambda m: "\\" * (2 * len(m[0]) - 1) + "'", value)
     text = re.sub(r"\\+\Z", lambda m: 2 * m[0], text)
     return f"'{text}'"

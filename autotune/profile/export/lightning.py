@@ -51,7 +51,7 @@ def _compile(value: Value, given: Given) -> Told:
 
 
 def _non_blocking(value: Value, given: Given) -> Told:
-    # It copies tensors so wherever they go to a GPU.
+    # Lightning copies tensors asynchronously whenever they go to a GPU.
     return Told() if value else Told(lack="Lightning copies asynchronously: override transfer_batch_to_device")
 
 
@@ -77,9 +77,9 @@ class _Lightning(ToolFormat):
     }
 
     def always(self, given: Given) -> dict[str, Any]:
-        where = {"trainer.accelerator": "gpu" if given.cuda else "cpu", "trainer.devices": given.ranks}
-        together = {"trainer.strategy": "ddp"} if given.ranks > 1 else {}
-        return {**where, **together, "dataloader.drop_last": True}
+        device = {"trainer.accelerator": "gpu" if given.cuda else "cpu", "trainer.devices": given.ranks}
+        strategy = {"trainer.strategy": "ddp"} if given.ranks > 1 else {}
+        return {**device, **strategy, "dataloader.drop_last": True}
 
     def render(self, options: Mapping[str, Any], given: Given) -> str:
         return as_yaml(nested(options))

@@ -12,7 +12,7 @@ from autotune.knobs import KNOBS, Knob, spell
 from autotune.profile.export import FORMATS, Format
 from autotune.profile.export.format import Given
 
-#: What marks code in a docstring, but not a block of it.
+#: The marks of inline code in a docstring, but not of a code block.
 _SPAN = re.compile("(?<!`)``(?!`)")
 _HEAD = """\
 # Exports
@@ -37,15 +37,15 @@ earlier export; `--force` overwrites others, but never the files of a study.
 
 def page() -> str:
     """Return the page in Markdown."""
-    shown = [made for made in FORMATS.values() if not _carries_all(made)]
-    whole = ", ".join(f"`{name}`" for name, made in FORMATS.items() if made not in shown)
+    partial = [form for form in FORMATS.values() if not _carries_all(form)]
+    complete = ", ".join(f"`{name}`" for name, form in FORMATS.items() if form not in partial)
     rows = [
-        "| knob | " + " | ".join(made.name for made in shown) + " |",
-        "|---" * (len(shown) + 1) + "|",
-        *(f"| {name} | " + " | ".join(_cell(made, knob) for made in shown) + " |" for name, knob in KNOBS.items()),
+        "| knob | " + " | ".join(form.name for form in partial) + " |",
+        "|---" * (len(partial) + 1) + "|",
+        *(f"| {name} | " + " | ".join(_cell(form, knob) for form in partial) + " |" for name, knob in KNOBS.items()),
     ]
-    carried = f"\n{whole} carry every knob's value as it is, and those of the workload's own knobs.\n"
-    return "\n".join([_HEAD, *rows, carried, *map(_section, FORMATS.values())])
+    note = f"\n{complete} carry every knob's value as it is, and those of the workload's own knobs.\n"
+    return "\n".join([_HEAD, *rows, note, *map(_section, FORMATS.values())])
 
 
 def _carries_all(made: Format) -> bool:
@@ -55,10 +55,10 @@ def _carries_all(made: Format) -> bool:
 def _cell(made: Format, knob: Knob) -> str:
     """Return which values of a knob a format expresses, on a CPU or on CUDA."""
     values: tuple[Value, ...] = knob.values or (max(2, knob.minimum), 4)
-    told = [value for value in values if any(_is_told(made, knob, value, cuda) for cuda in (False, True))]
-    if len(told) == len(values):
+    expressed = [value for value in values if any(_is_told(made, knob, value, cuda) for cuda in (False, True))]
+    if len(expressed) == len(values):
         return "✓"
-    return ", ".join(f"`{spell(value)}`" for value in told) or "–"
+    return ", ".join(f"`{spell(value)}`" for value in expressed) or "–"
 
 
 def _is_told(made: Format, knob: Knob, value: Value, cuda: bool) -> bool:

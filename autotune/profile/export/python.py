@@ -134,9 +134,9 @@ def _process(given: Given) -> str:
         lines.append(f"PARTS = {given.parts}")
     if config.get(PRECISION.name) == "fp16":
         lines.append("SCALER = torch.amp.GradScaler(DEVICE.type)")
-    own = {name.removeprefix("workload."): value for name, value in config.items() if name not in KNOBS}
-    if own:
-        lines.append(f"WORKLOAD = {own!r}  # knobs of the workload: use them where your code decides")
+    knobs = {name.removeprefix("workload."): value for name, value in config.items() if name not in KNOBS}
+    if knobs:
+        lines.append(f"WORKLOAD = {knobs!r}  # knobs of the workload: use them where your code decides")
     return "\n".join([*lines, *([""] if switches else []), *switches])
 
 
@@ -150,7 +150,7 @@ def _switch(name: str, value: Value) -> list[str]:
     if name == THREADS.name:
         return [f"torch.set_num_threads({int(value)})"]
     if name == ALLOCATOR.name and value != ALLOCATOR.default:
-        # Where torch was imported before, it may have read the variables; its setter has had two names.
+        # If torch was imported earlier, it may have read the variables already; its setter has had two names.
         return [
             'for name in ("_accelerator_setAllocatorSettings", "_cuda_cudaCachingAllocator_set_allocator_settings"):',
             "    if hasattr(torch._C, name):",
@@ -206,7 +206,7 @@ def _prepare(given: Given) -> str:
             "    for group in (optimizer.defaults, *optimizer.param_groups):",
             f"        group.update((name, on) for name, on in ({flags}) if name in group)",
         ]
-        # GradScaler leaves the unscaling to optimizers with this attribute; see `set_implementation`.
+        # GradScaler leaves unscaling to optimizers that have this attribute; see `set_implementation`.
         if implementation == "fused":
             lines.append("    optimizer._step_supports_amp_scaling = not isinstance(optimizer, torch.optim.SGD)")
         elif config.get(PRECISION.name) == "fp16":
@@ -233,39 +233,39 @@ def _move(given: Given) -> str:
 
 
 def _step(given: Given) -> str:
-    config, several, graphs = given.config, given.parts > 1, replays(given.config)
+    config, accumulates, graphs = given.config, given.parts > 1, replays(given.config)
     dtype = _DTYPES.get(str(config.get(PRECISION.name)))
-    scaled = config.get(PRECISION.name) == "fp16"
-    one = [f"loss = loss_fn(model, {'part(batch, number)' if several else 'batch'})"]
+    scales = config.get(PRECISION.name) == "fp16"
+    forward = [f"loss = loss_fn(model, {'part(batch, number)' if accumulates else 'batch'})"]
     if dtype:
-        one = [f"with torch.autocast(DEVICE.type, dtype={dtype}):", f"    {one[0]}"]
-    one += ["loss = loss / PARTS"] * several
-    one.append("SCALER.scale(loss).backward()" if scaled else "loss.backward()")
-    if several:
-        one.append("total += loss.detach()")
+        forward = [f"with torch.autocast(DEVICE.type, dtype={dtype}):", f"    {forward[0]}"]
+    forward += ["loss = loss / PARTS"] * accumulates
+    forward.append("SCALER.scale(loss).backward()" if scales else "loss.backward()")
+    if accumulates:
+        forward.append("total += loss.detach()")
         if graphs:
-            # The next replay of a CUDA graph overwrites the gradients of the first.
-            one += [
+            # The next replay of a CUDA graph would overwrite the gradients of the first.
+            forward += [
                 "if number == 0:",
                 "    for parameter in model.parameters():",
                 "        if parameter.grad is not None:",
             ]
-            one.append("            parameter.grad = parameter.grad.clone()")
-        one = [
+            forward.append("            parameter.grad = parameter.grad.clone()")
+        forward = [
             "total = torch.zeros((), device=DEVICE)",
             "for number in range(PARTS):",
-            *(f"    {line}" for line in one),
+            *(f"    {line}" for line in forward),
         ]
-    ended = ["if after_backward is not None:"]
-    ended += ["    SCALER.unscale_(optimizer)"] * scaled
-    ended += ["    after_backward(model)"]
-    ended += ["SCALER.step(optimizer)", "SCALER.update()"] if scaled else ["optimizer.step()"]
-    result = "total" if several else "loss.detach()"
+    update = ["if after_backward is not None:"]
+    update += ["    SCALER.unscale_(optimizer)"] * scales
+    update += ["    after_backward(model)"]
+    update += ["SCALER.step(optimizer)", "SCALER.update()"] if scales else ["optimizer.step()"]
+    result = "total" if accumulates else "loss.detach()"
     if graphs:
-        # The next replay overwrites outputs and gradients, which an evaluation may make.
-        ended.append("optimizer.zero_grad(set_to_none=True)")
-        result += "" if several else ".clone()"
-    body = ["batch = move(batch)", "optimizer.zero_grad(set_to_none=True)", *one, *ended, f"return {result}"]
+        # The next replay, which may be an evaluation's, overwrites outputs and gradients.
+        update.append("optimizer.zero_grad(set_to_none=True)")
+        result += "" if accumulates else ".clone()"
+    body = ["batch = move(batch)", "optimizer.zero_grad(set_to_none=True)", *forward, *update, f"return {result}"]
     head = [
         "def step(model, optimizer, loss_fn, batch, after_backward=None):",
         '    """Take a training step with a batch, and return its loss, detached."""',

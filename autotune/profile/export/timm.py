@@ -51,8 +51,8 @@ def _layout(value: Value, given: Given) -> Told:
 
 
 def _implementation(value: Value, given: Given) -> Told:
-    scaled = value == "fused" and given.config.get(PRECISION.name) == "fp16"
-    lack = f"under fp16 {SCALED_SGD}, after train.py has made it" if scaled else None
+    needs_flag = value == "fused" and given.config.get(PRECISION.name) == "fp16"
+    lack = f"under fp16 {SCALED_SGD}, after train.py has made it" if needs_flag else None
     return Told({f"opt_kwargs.{name}": value == name for name in ("foreach", "fused")}, lack)
 
 

@@ -45,13 +45,17 @@ def _accumulation(value: Value, given: Given) -> Told:
 
 
 def _pinned(value: Value, given: Given) -> Told:
-    does = torchvision_task(given.model) in ("classification", None)
-    return Told() if value == does else Told(lack=f"the script has it {'on' if does else 'off'}: change its DataLoader")
+    pins = torchvision_task(given.model) in ("classification", None)
+    return Told() if value == pins else Told(lack=f"the script has it {'on' if pins else 'off'}: change its DataLoader")
 
 
 def _benchmark(value: Value, given: Given) -> Told:
-    does = torchvision_task(given.model) != "detection" and not given.config.get(DETERMINISTIC.name)
-    return Told() if value == does else Told(lack=f"the script has it {'on' if does else 'off'}: change that line")
+    benchmarks = torchvision_task(given.model) != "detection" and not given.config.get(DETERMINISTIC.name)
+    return (
+        Told()
+        if value == benchmarks
+        else Told(lack=f"the script has it {'on' if benchmarks else 'off'}: change that line")
+    )
 
 
 class _Torchvision(ToolFormat):

@@ -34,15 +34,15 @@ _LOADER = "dataloader_"
 
 
 def _precision(value: Value, given: Given) -> Told:
-    chosen: dict[str, Any] = {"bf16": value == "bf16", "fp16": value == "fp16"}
+    flags: dict[str, Any] = {"bf16": value == "bf16", "fp16": value == "fp16"}
     compiles = given.config.get(COMPILE.name, COMPILE.default) != COMPILE.default
     if value == "tf32":
-        # The Trainer sets it by backend. The compiler asks for the precision as a whole when it chooses among kernels.
+        # The Trainer sets TF32 by backend, but the compiler asks for the overall precision when it chooses kernels.
         high = 'call torch.set_float32_matmul_precision("high") once TrainingArguments are made, or compiling may fail'
-        return Told({**chosen, "tf32": True}, high if compiles else None)
+        return Told({**flags, "tf32": True}, high if compiles else None)
     if given.cuda and compiles:
-        return Told({**chosen, "tf32": False}, "tf32=false turns TF32 off in convolutions too, where the trials had it")
-    return Told(chosen)
+        return Told({**flags, "tf32": False}, "tf32=false turns TF32 off in convolutions too, where the trials had it")
+    return Told(flags)
 
 
 def _compile(value: Value, given: Given) -> Told:
@@ -50,8 +50,8 @@ def _compile(value: Value, given: Given) -> Told:
 
 
 def _workers(value: Value, given: Given) -> Told:
-    how = {f"{_LOADER}multiprocessing_context": given.start_method} if value else {}
-    return Told({f"{_LOADER}{WORKERS.name}": value, **how})
+    context = {f"{_LOADER}multiprocessing_context": given.start_method} if value else {}
+    return Told({f"{_LOADER}{WORKERS.name}": value, **context})
 
 
 def _loader(name: str, value: Value) -> Told:
@@ -59,12 +59,12 @@ def _loader(name: str, value: Value) -> Told:
 
 
 def _implementation(value: Value, given: Given) -> Told:
-    by_trainer = {"optim": "adamw_torch_fused" if value == "fused" else "adamw_torch"}
-    # What it does for adamw_torch is PyTorch's own choice.
-    own = "foreach" if given.cuda else "for-loop"
-    wanted = {"fused": "fused=True", "foreach": "foreach=True"}.get(str(value), "foreach=False")
-    lack = f"this is for the Trainer's own AdamW; give another optimizer {wanted}"
-    return Told(by_trainer, lack if value in ("fused", own) else f"give your optimizer {wanted} yourself")
+    optim = {"optim": "adamw_torch_fused" if value == "fused" else "adamw_torch"}
+    # With adamw_torch, PyTorch chooses the implementation by itself.
+    default = "foreach" if given.cuda else "for-loop"
+    argument = {"fused": "fused=True", "foreach": "foreach=True"}.get(str(value), "foreach=False")
+    lack = f"this is for the Trainer's own AdamW; give another optimizer {argument}"
+    return Told(optim, lack if value in ("fused", default) else f"give your optimizer {argument} yourself")
 
 
 _ALWAYS = {"output_dir", "per_device_train_batch_size", "use_cpu", f"{_LOADER}drop_last", f"{_LOADER}{PINNED.name}"}
@@ -96,10 +96,10 @@ class _Transformers(ToolFormat):
     }
 
     def caution(self, given: Given) -> str:
-        said = "Give it your output_dir. The Trainer clips gradients unless max_grad_norm is 0."
+        text = "Give it your output_dir. The Trainer clips gradients unless max_grad_norm is 0."
         if not given.cuda or given.ranks > 1:
-            return said
-        return f"{said} It trains on every GPU that it sees: set CUDA_VISIBLE_DEVICES to one."
+            return text
+        return f"{text} It trains on every GPU that it sees: set CUDA_VISIBLE_DEVICES to one."
 
     def always(self, given: Given) -> dict[str, Any]:
         loader = {f"{_LOADER}drop_last": True, f"{_LOADER}{PINNED.name}": False}

@@ -1,6 +1,6 @@
 """Scores measurements with an objective that runs in its own process.
 
-An objective may be the user's file, and the parent runs no user code. One small child process (standard library and
+An objective may be a user's file, and the parent runs no user code. One small child process (standard library and
 `autotune.base.records`, no torch) takes measurements and returns scores, so a finished study can be scored again
 without a launch.
 """
@@ -24,19 +24,19 @@ from autotune.base.errors import MachineError, UnscoredError, UsageError
 from autotune.base.layout import STORAGE_URL
 from autotune.base.records import ATTEMPTS, Goal, Measurement
 
-#: An objective is a formula; one that takes longer than this is stuck. Ctrl-C is not handled during the wait.
+#: An objective is a formula; one that takes longer than this hangs. Ctrl-C is not handled during the wait.
 SCORE_S = 20.0
 
 
 @dataclass(frozen=True)
 class ObjectiveFacts:
-    """What an objective's file says of itself.
+    """What an objective's file declares about itself.
 
     Attributes:
-        unit: of its scores; empty if it says none. figure: the one that people are shown instead of a score.
-        rate_within: only configurations compete whose rate is within this fraction of the fastest one's, so that a
+        unit: the unit of its scores; empty if it declares none. figure: the figure shown to people instead of a score.
+        rate_within: only configurations whose rate is within this fraction of the fastest one's compete, so that a
             search looks for the highest rate first; ``None`` if all do.
-        needs: names in `autotune.base.records.NEEDS` of what must be stated of the training.
+        needs: names in `autotune.base.records.NEEDS` of what must be stated about the training.
     """
 
     unit: str = ""
@@ -51,8 +51,8 @@ class Scorer:
     Args:
         path: the objective's file, with a function ``score(measurement)`` or ``score(measurement, goal)`` that returns
             a number; higher is better.
-        env: variables for the child on top of ours, such as a study's mark.
-        goal: what the training is to be.
+        env: environment variables for the child in addition to this process's, such as a study's mark.
+        goal: the goal of the training.
     """
 
     def __init__(self, path: Path, env: Mapping[str, str] | None = None, goal: Goal | None = None) -> None:
@@ -61,28 +61,30 @@ class Scorer:
         self._facts: ObjectiveFacts | None = None
         self._env = {**{n: v for n, v in os.environ.items() if n != STORAGE_URL}, **(env or {})}
         self._child: subprocess.Popen[bytes] | None = None
-        #: Scores by hash of the request, because a measurement with its steps is long.
+        #: Scores by hash of the request, because a measurement with its steps is large.
         self._known: dict[bytes, float] = {}
 
     def score(self, measurement: Measurement) -> float:
-        """Return the objective of a measurement, a finite number. Repeated requests are answered from a cache.
+        """Return a measurement's score, a finite number. Repeated requests are answered from a cache.
 
-        A child that ends without an answer is started again, `ATTEMPTS` times in all.
+        A child that exits without an answer is started again, for `ATTEMPTS` attempts in all.
 
         Raises:
-            UnscoredError: the objective lacks a figure of this launch, or something to be stated.
+            UnscoredError: the objective lacks a figure of this launch, or something that must be stated.
             UsageError: the objective raised, returned anything else, timed out, or ended its process.
             MachineError: something else killed its process.
         """
-        asked = f'{{"measurement": {measurement.model_dump_json()}, "goal": {self._goal.model_dump_json()}}}\n'.encode()
-        name = hashlib.sha256(asked).digest()
-        if name not in self._known:
-            self._known[name] = float(self._answer(asked)["score"])
-        return self._known[name]
+        request = (
+            f'{{"measurement": {measurement.model_dump_json()}, "goal": {self._goal.model_dump_json()}}}\n'.encode()
+        )
+        key = hashlib.sha256(request).digest()
+        if key not in self._known:
+            self._known[key] = float(self._answer(request)["score"])
+        return self._known[key]
 
     def known(self, measurement: Measurement) -> float | None:
-        """Return the objective of a measurement; ``None`` if it lacks a figure of this launch, as when a counter did
-        not answer once. Raises otherwise as `score` does."""
+        """Return a measurement's score; ``None`` if the objective lacks a figure of this launch, as when a counter
+        failed to answer once. Otherwise raises as `score` does."""
         try:
             return self.score(measurement)
         except UnscoredError:
@@ -90,17 +92,17 @@ class Scorer:
 
     @property
     def facts(self) -> ObjectiveFacts:
-        """What the objective's file says of itself. Raises as `score` does."""
+        """What the objective's file declares about itself. Raises as `score` does."""
         if self._facts is None:
-            told = self._answer(b"{}\n")
-            self._facts = ObjectiveFacts(told["unit"], told["figure"], told["rate_within"], tuple(told["needs"]))
+            facts = self._answer(b"{}\n")
+            self._facts = ObjectiveFacts(facts["unit"], facts["figure"], facts["rate_within"], tuple(facts["needs"]))
         return self._facts
 
     def check(self) -> None:
-        """Check that all is stated that the objective needs to know of the training.
+        """Check that everything the objective needs to know about the training is stated.
 
         Raises:
-            UsageError: something is not; or as `score` raises.
+            UsageError: something is not stated. Also raises as `score` does.
         """
         missing = self._goal.lacks(self.facts.needs)
         if missing is not None:
@@ -120,19 +122,19 @@ class Scorer:
         answer: dict[str, Any] = json.loads(line) if line else {"error": "its process ended without an answer"}
         if "error" in answer:
             self.close()
-            form = "an objective defines score(measurement) and returns a finite number, higher is better."
-            what = f"objective {self._path.name}: {answer['error']}"
-            raise UnscoredError(what) if answer.get("refused") else UsageError(what, advice=form)
+            advice = "an objective defines score(measurement) and returns a finite number, higher is better."
+            message = f"objective {self._path.name}: {answer['error']}"
+            raise UnscoredError(message) if answer.get("refused") else UsageError(message, advice=advice)
         return answer
 
     def _ask(self, asked: bytes) -> tuple[bytes, int | None]:
-        """Return the child's answer, or an empty one and the exit code if it ended; the next call starts a new one.
+        """Return the child's answer, or an empty one and the exit code if it ended; the next call starts a new child.
 
         Raises:
             UsageError: the child timed out.
         """
         if self._child is None:
-            # The child inherits stderr, so that what an objective prints is shown to its author.
+            # The child inherits stderr, so that an objective's author sees what it prints.
             self._child = subprocess.Popen(
                 [sys.executable, "-P", "-m", "autotune.workload.scoring", str(self._path)],
                 stdin=subprocess.PIPE,

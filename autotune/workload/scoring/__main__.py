@@ -1,8 +1,8 @@
 """``python -P -m autotune.workload.scoring FILE``: reads lines of JSON; writes one line of JSON for each.
 
-A line ``{"measurement", "goal"}`` is answered by ``{"score"}``, an empty object by what the objective says of itself,
-``{"unit", "figure", "rate_within", "needs"}``; either by ``{"error", "refused"}`` if the objective fails, or refuses
-with `NotScored` what it was asked.
+A line ``{"measurement", "goal"}`` is answered by ``{"score"}``, an empty object by what the objective declares about
+itself, ``{"unit", "figure", "rate_within", "needs"}``; either by ``{"error", "refused"}`` if the objective fails, or
+refuses the request with `NotScored`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def load(path: Path) -> ModuleType:
     """
     if importlib.util.find_spec(path.stem) is not None:
         raise ImportError(f"the name {path.stem!r} is taken by another module; rename the file")
-    # By which objectives of before import it.
+    # Older objectives import it by this name.
     sys.modules["autotune.records"] = records
     sys.path.insert(0, str(path.parent))
     return importlib.import_module(path.stem)
@@ -40,20 +40,20 @@ def score(objective: ModuleType, measurement: Measurement, goal: Goal) -> float:
     """Return the objective's score. A function with one parameter without a default takes the measurement alone.
 
     Raises:
-        ValueError: it is not a finite number.
+        ValueError: the score is not a finite number.
     """
     # Parameters with a default are the objective's own.
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    needed = [p for p in inspect.signature(objective.score).parameters.values() if p.kind in positional]
-    takes_goal = len([p for p in needed if p.default is p.empty]) > 1
-    found = float(objective.score(measurement, goal) if takes_goal else objective.score(measurement))
-    if not math.isfinite(found):
-        raise ValueError(f"score() returned {found}")
-    return found
+    parameters = [p for p in inspect.signature(objective.score).parameters.values() if p.kind in positional]
+    takes_goal = len([p for p in parameters if p.default is p.empty]) > 1
+    value = float(objective.score(measurement, goal) if takes_goal else objective.score(measurement))
+    if not math.isfinite(value):
+        raise ValueError(f"score() returned {value}")
+    return value
 
 
 def about(objective: ModuleType) -> dict[str, Any]:
-    """Return what the objective's file says of itself.
+    """Return what the objective's file declares about itself.
 
     Raises:
         ValueError: a constant has the wrong type.
@@ -81,10 +81,10 @@ def main(path: Path) -> None:
     for line in sys.stdin:
         try:
             objective = objective or load(path)
-            asked = json.loads(line)
+            request = json.loads(line)
             answer = (
-                {"score": score(objective, Measurement(**asked["measurement"]), Goal(**asked["goal"]))}
-                if asked
+                {"score": score(objective, Measurement(**request["measurement"]), Goal(**request["goal"]))}
+                if request
                 else about(objective)
             )
         except Exception as error:

@@ -28,7 +28,7 @@ class OwnFormat(Format):
     """A format of the user's own.
 
     Args:
-        source: ``FILE.py``, whose function is called ``export``, or ``package.module:NAME``, which is found from the
+        source: ``FILE.py``, whose function must be called ``export``, or ``package.module:NAME``, importable from the
             folder in which the command runs.
 
     Raises:
@@ -51,9 +51,9 @@ class OwnFormat(Format):
         """Return what the function makes of the profile.
 
         Raises:
-            UsageError: the function raised, returned something else than text, timed out, or ended its process.
+            UsageError: the function raised, returned something other than text, timed out, or ended its process.
         """
-        # The child inherits stderr, so that what the function prints is shown to its author.
+        # The child inherits stderr, so that its author sees what the function prints.
         child = subprocess.Popen(
             [sys.executable, "-P", "-m", "autotune.profile.export.own", self.name],
             stdin=subprocess.PIPE,
@@ -61,18 +61,18 @@ class OwnFormat(Format):
             process_group=0,
         )
         try:
-            answered, _ = child.communicate(profile.model_dump_json().encode(), EXPORT_S)
+            output, _ = child.communicate(profile.model_dump_json().encode(), EXPORT_S)
         except subprocess.TimeoutExpired:
             raise UsageError(f"format {self.name} gave no text within {EXPORT_S:.0f} s", advice=_ADVICE) from None
         finally:
-            # Whatever it has started, too.
+            # Also kill whatever it has started.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
             assert child.stdout is not None
             child.stdout.close()
         try:
-            answer = json.loads(answered.splitlines()[-1])
+            answer = json.loads(output.splitlines()[-1])
         except (ValueError, IndexError):
             answer = {"error": f"its process ended without an answer (exit code {child.returncode})"}
         if "error" in answer:

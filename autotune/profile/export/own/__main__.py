@@ -28,13 +28,13 @@ def load(source: str) -> Callable[[dict[str, Any]], Any]:
         module, function = path.stem, "export"
     else:
         sys.path.insert(0, os.getcwd())
-    found: Callable[[dict[str, Any]], Any] = getattr(importlib.import_module(module), function)
-    return found
+    loaded: Callable[[dict[str, Any]], Any] = getattr(importlib.import_module(module), function)
+    return loaded
 
 
 def main(source: str) -> None:
-    """Answer with one line."""
-    # What the function prints goes to stderr, so that it does not mix with the answer.
+    """Write the answer as one line on stdout."""
+    # Redirect what the function prints to stderr, so that it does not mix with the answer.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     try:
