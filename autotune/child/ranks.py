@@ -49,6 +49,9 @@ _WAITS_FOR_LOSS = "checked"
 #: The innermost frame of the thread that was asked, in the words of `faulthandler`.
 _FRAME = re.compile(r'Current thread [^\n]*\(most recent call first\):\n {2}File "(.+?)", line (\d+) in (\S+)')
 
+#: How a rank ends that has done what it was to do.
+_WELL = (TrialStatus.COMPLETE, TrialStatus.PRUNED)
+
 
 class RankBoard:
     """Numbers of each rank that the leader sees, in memory that they share.
@@ -118,13 +121,19 @@ def lead(spec: TrialSpec, beats: int, train: Callable[[int, int, RankBoard], int
         ended = ranks.first_ends(look, each_ends=spec.kind is LaunchKind.TRAIN_CHECK)
     killed = kills is not None and (oom_kill_count() or 0) > kills
     results = {rank: _result(spec, launch, rank, status, killed=killed) for rank, status in ended.items()}
-    # What another one's end has done to a rank is no failure of any other kind.
-    rank = at_fault((n, r.cause if r.status is TrialStatus.USER_ERROR else None) for n, r in results.items())
+    failed = {n: r for n, r in results.items() if r.status not in _WELL}
+    # What another one's end has done to a rank is no failure of any other kind. Of ranks that all ended well, the first
+    # one tells, whichever was the quickest.
+    rank = (
+        at_fault((n, r.cause if r.status is TrialStatus.USER_ERROR else None) for n, r in failed.items())
+        if failed
+        else min(results)
+    )
     for files in own:
         # The one that counts is told below.
         files.result.unlink(missing_ok=True)
     write_atomic(launch.result, _whole(results[rank], rank, spec.ranks, launch, board).model_dump_json())
-    return 0 if results[rank].status in (TrialStatus.COMPLETE, TrialStatus.PRUNED) else 1
+    return 0 if results[rank].status in _WELL else 1
 
 
 def _result(spec: TrialSpec, launch: LaunchFiles, rank: int, status: int, *, killed: bool) -> TrialResult:

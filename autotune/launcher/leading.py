@@ -175,10 +175,14 @@ def lost_another(cause: str | None) -> bool:
     return any(text in (cause or "") for text in _LOST)
 
 
-def at_fault(causes: Iterable[tuple[int, str | None]]) -> int:
-    """Return the rank whose end decides the training's, given the ranks that have ended and their causes, in order: the
-    first one that did not end because another one was gone, or else the first."""
-    order = list(causes)
+def at_fault(failures: Iterable[tuple[int, str | None]]) -> int:
+    """Return the rank whose failure decides the training's end, given the ranks that have failed and their causes, in
+    order: the first one that did not fail because another one was gone, or else the first.
+
+    Raises:
+        IndexError: none has failed.
+    """
+    order = list(failures)
     return next((rank for rank, cause in order if not lost_another(cause)), order[0][0])
 
 
@@ -269,10 +273,13 @@ def in_each_rank(count: int, train: Callable[[], _T], *, each_ends: bool, advice
             rank: _told(reports[rank]) or _unreported(status, tail(rank_files[rank].stderr), advice, killed=killed)
             for rank, status in statuses.items()
         }
-    if 0 in ends and not ends[0].exit_code:
+    failed = {rank: end for rank, end in ends.items() if end.exit_code}
+    if 0 in ends and not ends[0].exit_code and not (each_ends and failed):
         value: _T = ends[0].value
         return value
-    rank = at_fault((rank, end.cause) for rank, end in ends.items())
+    # A rank that ended well, though before the first one did, is not at fault as long as another has failed.
+    failed = failed or ends
+    rank = at_fault((rank, end.cause) for rank, end in failed.items())
     # A cause that all ranks report is not specific to one of them.
     same_cause = len(ends) == count and len({end.cause for end in ends.values()}) == 1
     raise _error(ends[rank], "" if same_cause else f"rank {rank}: ")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -130,3 +132,60 @@ def test_a_rank_that_reads_what_was_exchanged_waits_for_the_others(
         '  File "mine.py", line 1 in <module>\n'
     )
     assert _place(log, 0) == place
+
+
+ROOT = Path(__file__).parents[2]
+#: Two ranks of which the second ends at once, and the first a moment later.
+SECOND_IS_FIRST = """
+import json, os, sys, time
+from pathlib import Path
+from autotune.base.layout import LaunchFiles
+from autotune.base.records import LaunchKind, TrainCheck, TrialResult, TrialStatus
+from autotune.child.ranks import files_of, lead
+from autotune.launcher.leading import in_each_rank
+from tests.support import make_spec
+
+folder, statuses = Path(sys.argv[1]), json.loads(sys.argv[2])
+spec = make_spec(folder, kind=LaunchKind.TRAIN_CHECK, ranks=2)
+
+
+def write(rank):
+    time.sleep(0.0 if rank else 0.4)
+    well = statuses[rank] == "complete"
+    check = TrainCheck(losses=(float(rank),), finite=True, changed=1.0) if well else None
+    cause = None if well else f"as rank {rank} says"
+    result = TrialResult(launch=spec.launch, status=TrialStatus(statuses[rank]), cause=cause, check=check)
+    files_of(LaunchFiles(folder), rank).result.write_text(result.model_dump_json())
+    return 0 if well else 1
+
+
+def train():
+    rank = int(os.environ["RANK"])
+    time.sleep(0.0 if rank else 0.4)
+    if statuses[rank] != "complete":
+        raise ValueError(f"as rank {rank} says")
+    return rank
+
+
+code = lead(spec, os.open(os.devnull, os.O_WRONLY), lambda rank, beats, board: write(rank))
+try:
+    told = in_each_rank(2, train, each_ends=True)
+except Exception as error:
+    told = str(error)
+print(json.dumps([code, json.loads((folder / "result.json").read_text()), told]))
+"""
+
+
+@pytest.mark.parametrize("failed", [None, 0, 1])
+def test_a_rank_that_ends_well_earlier_hides_no_failure(tmp_path: Path, failed: int | None) -> None:
+    """The first rank tells where all end well, and the one that failed where one does, whichever was the quickest."""
+    statuses = ["diverged" if rank == failed else "complete" for rank in range(2)]
+    command = [sys.executable, "-c", SECOND_IS_FIRST, str(tmp_path), json.dumps(statuses)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    code, result, told = json.loads(done.stdout)
+    if failed is None:
+        assert (code, result["status"], result["check"]["losses"], told) == (0, "complete", [0.0], 0)
+    else:
+        assert (code, result["status"], result["cause"]) == (1, "diverged", f"rank {failed}: as rank {failed} says")
+        assert told == f"rank {failed}: ValueError: as rank {failed} says"
