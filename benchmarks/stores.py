@@ -120,7 +120,7 @@ def _compared(
     )
     rows: list[tuple[str, ...]] = []
     for who, one in {"baseline": outcome.baseline, "best": outcome.best}.items():
-        found = bottleneck_of(outcome, one.trial)
+        found = bottleneck_of(outcome, one)
         if found is None or (who == "best" and one.trial == outcome.baseline.trial):
             continue
         cold = None if found.cold_per_s is None else found.cold_per_s[0]

@@ -66,7 +66,7 @@ def search(words: tuple[str, ...], folder: Path, study: str) -> Outcome | None:
 
 
 def _row(outcome: Outcome) -> tuple[str, ...]:
-    found = bottleneck_of(outcome, outcome.best.trial)
+    found = bottleneck_of(outcome, outcome.best)
     limit = "not measured" if found is None else str(found.limit)
     if found is not None and found.local_per_s is not None:
         limit += f" by its store; from a local copy about {rate_text(found.local_per_s)}"

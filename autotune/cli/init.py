@@ -174,6 +174,12 @@ class NotTold(Exception):
     """The source does not determine a part; the message is the reason, as a clause."""
 
 
+def _is_dtype(node: ast.expr) -> bool:
+    """Return whether an argument of ``to()`` is a type: ``torch.long``, ``other.dtype``, a name with "dtype" in it."""
+    last = dotted(node).rpartition(".")[2]
+    return "dtype" in ast.unparse(node) or (dotted(node).startswith("torch.") and last not in ("device", ""))
+
+
 class Plain(ast.NodeTransformer):
     """Replaces command-line options by their defaults, and drops what autotune does itself."""
 
@@ -198,8 +204,14 @@ class Plain(ast.NodeTransformer):
             return node.args[0]
         if self._placed or not isinstance(node.func, ast.Attribute) or name not in PLACING:
             return node
-        cast = "dtype" in ast.unparse(node) or ast.unparse(node.func).startswith("torch.")
-        return node if cast else node.func.value
+        if ast.unparse(node.func).startswith("torch."):
+            return node
+        # Of `x.to("cuda", torch.long)`, the device goes and the type stays.
+        casts = [a for a in node.args if _is_dtype(a)]
+        named = [k for k in node.keywords if k.arg == "dtype" or _is_dtype(k.value)]
+        if name == "to" and (casts or named):
+            return ast.copy_location(ast.Call(node.func, casts, named), node)
+        return node if name == "float" else node.func.value
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST | None:
         self.generic_visit(node)

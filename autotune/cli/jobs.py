@@ -369,8 +369,12 @@ def moment(text: str, now: datetime) -> float:
         seconds = now.timestamp() + duration_s(text[1:], "--not-before")
     elif re.fullmatch(r"\d{1,2}:\d{2}", text):
         minute = minute_of_day(text, "--not-before")
-        today = now.replace(hour=minute // 60, minute=minute % 60, second=0, microsecond=0)
-        seconds = (today if today > now else today + timedelta(days=1)).timestamp()
+        # In this machine's zone without one, so that `timestamp` uses the UTC offset of that day and not of today.
+        is_local = now.utcoffset() == now.astimezone().utcoffset()
+        zone = None if is_local else now.tzinfo
+        today = now.replace(hour=minute // 60, minute=minute % 60, second=0, microsecond=0, tzinfo=zone)
+        days = (today + timedelta(days=passed) for passed in range(2))
+        seconds = next(day.timestamp() for day in days if day.timestamp() > now.timestamp())
     else:
         try:
             # timestamp() reads a time without a zone in this machine's zone, with the UTC offset at that time.

@@ -94,7 +94,9 @@ class ProcessLauncher:
             return
         watch = Watch(self._kept, self._clock, lambda beat: None, lambda: False)
         try:
-            self._template.let_go(watch)
+            exit_info = self._template.let_go(watch)
+            if exit_info is not None:
+                self._quiet.stuck += exit_info.stuck
         except TemplateLost:
             self._lost()
         finally:

@@ -225,7 +225,9 @@ class Store:
                 # that measured the profile, and the folder is shared.
                 return name, stored
             replaced, verdict = _verdict(current, profile, is_rematch=instead_of is not None, foreign_to=foreign_to)
-            file = f"{len(state.entries) + 1:04d}.yaml"
+            # One may lack where the list of entries was damaged.
+            last = max((int(Path(e.file).stem) for e in state.entries if Path(e.file).stem.isdecimal()), default=0)
+            file = f"{last + 1:04d}.yaml"
             entry = Entry(file=file, came=timestamp(), replaced=replaced, verdict=verdict)
             (slot / "history").mkdir(parents=True, exist_ok=True)
             write_atomic(slot / "history" / file, text)

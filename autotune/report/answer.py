@@ -175,9 +175,8 @@ def answer_of(material: Material) -> StudyAnswer:
     if outcome is None:
         return _unfinished(material)
     verdict, headline = verdict_on(outcome, material.trials), headline_of(outcome)
-    limit = ("limit now", limit_line(outcome))
     if outcome.found in (Finding.OPEN, Finding.KEEP):
-        rows = [limit] if outcome.found is Finding.KEEP else []
+        rows = [("limit now", limit_line(outcome))] if outcome.found is Finding.KEEP else []
         commands = next_commands(outcome, material.folder)
         return StudyAnswer(
             headline,
@@ -192,8 +191,8 @@ def answer_of(material: Material) -> StudyAnswer:
         ("ranks", RANKS.format(outcome.ranks) if outcome.ranks > 1 else None),
         ("required", required_line(outcome)),
         *saved(outcome, best, material),
-        ("checked", proof_line(outcome)),
-        limit,
+        ("checked", proof_line(outcome, best)),
+        ("limit now", limit_line(outcome, best)),
         ("changes", verdict.best.consequence if best is outcome.best else verdict.own.consequence),
         (_own_name(outcome), None if verdict.one_winner else _own(verdict, outcome.unit)),
         ("each knob", knobs and knobs.removeprefix("What gave it: ")),

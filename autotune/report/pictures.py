@@ -27,7 +27,16 @@ from autotune.report.drawing import (
     Waterfall,
 )
 from autotune.report.material import Material
-from autotune.report.sentences import bottleneck_of, by_gain, gain_text, is_out, label_of, ledger_line, standings
+from autotune.report.sentences import (
+    bottleneck_of,
+    by_gain,
+    gain_text,
+    is_out,
+    label_of,
+    ledger_line,
+    standing_of,
+    standings,
+)
 from autotune.space import key
 from autotune.space.formatting import (
     count,
@@ -145,11 +154,12 @@ def rate_by_workers(material: Material) -> Picture | None:
     ceiling = None
     if outcome is not None:
         for bottleneck in outcome.bottlenecks:
-            config = next((t.config for t in material.trials if t.number == bottleneck.trial), {})
+            standing = standing_of(outcome, bottleneck)
+            config = {} if standing is None else standing.config
             if bottleneck.loader_only_per_s is not None and WORKERS.name in config:
                 x = int(config[WORKERS.name])
                 loader.append(_Seen(x, bottleneck.loader_only_per_s[0], f"ceiling {bottleneck.trial}"))
-        winner = bottleneck_of(outcome, outcome.best.trial)
+        winner = bottleneck_of(outcome, outcome.best)
         ceiling = None if winner is None else winner.device_only_per_s
     unit = unit_of(material.trials)
     numbers = sorted({point.x for point in (*trials, *loader)})

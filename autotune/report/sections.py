@@ -54,6 +54,7 @@ from autotune.report.sentences import (
     ledger_line,
     listed_trials,
     measurement_of,
+    standing_of,
     standings,
 )
 from autotune.space import key
@@ -188,20 +189,14 @@ def limits(outcome: Outcome, trials: Sequence[Trial]) -> list[Section]:
     return [Section("What limits it", (grid, sentences, Paragraph(legend)))]
 
 
-def _standing_of(outcome: Outcome, bottleneck: Bottleneck) -> Standing | None:
-    """Return a bottleneck's standing. The rate decides: a winner whose useless knobs were set back keeps its number."""
-    candidates = (s for s in standings(outcome) if s.trial == bottleneck.trial)
-    return next((s for s in candidates if s.samples_per_second == bottleneck.samples_per_s), None)
-
-
 def _limited(outcome: Outcome, bottleneck: Bottleneck, trials: Sequence[Trial]) -> str:
-    standing = _standing_of(outcome, bottleneck)
+    standing = standing_of(outcome, bottleneck)
     return str(bottleneck.trial) if standing is None else label_of(standing, trials)
 
 
 def _end_to_end(outcome: Outcome, bottleneck: Bottleneck) -> str:
     """Format an end-to-end rate with the interval of its standing."""
-    standing = _standing_of(outcome, bottleneck)
+    standing = standing_of(outcome, bottleneck)
     return rate_text(bottleneck.samples_per_s, standing.ci95 if standing is not None else None)
 
 
@@ -571,7 +566,7 @@ def first_epoch_is_borrowed(outcome: Outcome, one: Standing) -> bool:
 
 
 def _cold_per_s(outcome: Outcome, one: Standing) -> float | None:
-    bottleneck = bottleneck_of(outcome, one.trial)
+    bottleneck = bottleneck_of(outcome, one)
     return None if bottleneck is None or bottleneck.cold_per_s is None else bottleneck.cold_per_s[0]
 
 
@@ -644,7 +639,7 @@ def epochs(outcome: Outcome, material: Material) -> list[Section]:
 def _row(
     outcome: Outcome, one: Standing, whole: TrainingLength, trials: Sequence[Trial], *, apart: bool
 ) -> tuple[str, ...]:
-    bottleneck, samples, cold = bottleneck_of(outcome, one.trial), whole.epoch_samples, _cold_per_s(outcome, one)
+    bottleneck, samples, cold = bottleneck_of(outcome, one), whole.epoch_samples, _cold_per_s(outcome, one)
     local_per_s = None if bottleneck is None else bottleneck.local_per_s
     missing = "not measured" if apart else "as later ones"
     takes = seconds_text(whole_training_s(outcome, one, whole))

@@ -127,14 +127,26 @@ def unchecked(outcome: Outcome, standing: Standing) -> str | None:
     return "; ".join(f"{gap} ({one_line(reason).rstrip('.')})" for gap, reason in gaps if reason) or None
 
 
-def bottleneck_of(outcome: Outcome, trial: int) -> Bottleneck | None:
-    """Return the bottleneck of a trial's configuration, if it was measured."""
-    return next((b for b in outcome.bottlenecks if b.trial == trial), None)
+def bottleneck_of(outcome: Outcome, standing: Standing) -> Bottleneck | None:
+    """Return the bottleneck of a configuration, if it was measured."""
+    same_trial = [b for b in outcome.bottlenecks if b.trial == standing.trial]
+    same_rate = [b for b in same_trial if b.samples_per_s == standing.samples_per_second]
+    is_shared = sum(s.trial == standing.trial for s in standings(outcome)) > 1
+    return next(iter(same_rate or ([] if is_shared else same_trial)), None)
+
+
+def standing_of(outcome: Outcome, bottleneck: Bottleneck) -> Standing | None:
+    """Return a bottleneck's standing. The rate decides: a winner whose useless knobs were set back keeps its number."""
+    candidates = (s for s in standings(outcome) if s.trial == bottleneck.trial)
+    return next((s for s in candidates if s.samples_per_second == bottleneck.samples_per_s), None)
 
 
 def full_stop(text: str) -> str:
     """Return ``text`` on one line, with a capital first letter and one full stop at the end."""
-    text = ended(text)
+    return _capitalized(ended(text))
+
+
+def _capitalized(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}"
 
 
@@ -227,23 +239,33 @@ def sustained_line(outcome: Outcome) -> str | None:
     )
 
 
-def proof_line(outcome: Outcome) -> str | None:
-    """Return the results of the winner's checks as sentences, or ``None`` if there were none.
+def proof_line(outcome: Outcome, standing: Standing | None = None) -> str | None:
+    """Return the results of a configuration's checks as sentences, or ``None`` if there were none.
 
-    They are those of `trains_line`, `data_line`, `holds_line` and `sustained_line`.
+    They are those of `trains_line`, `data_line`, `holds_line` and `sustained_line`. Only the winner's memory and
+    sustained rate are checked.
+
+    Args:
+        standing: of the configuration; ``None`` for the winner.
     """
+    standing = standing or outcome.best
+    is_winner = standing.config == outcome.best.config
     sentences = (
-        trains_line(check_of(outcome, outcome.best.trial)),
-        data_line(data_of(outcome, outcome.best)),
-        holds_line(outcome.hold),
-        sustained_line(outcome),
+        trains_line(check_of(outcome, standing.trial)),
+        data_line(data_of(outcome, standing)),
+        holds_line(outcome.hold) if is_winner else None,
+        sustained_line(outcome) if is_winner else None,
     )
     return " ".join(filter(None, sentences)) or None
 
 
-def limit_line(outcome: Outcome) -> str | None:
-    """Return the winner's bottleneck as a sentence; ``None`` if it was not measured."""
-    bottleneck = bottleneck_of(outcome, outcome.best.trial)
+def limit_line(outcome: Outcome, standing: Standing | None = None) -> str | None:
+    """Return the bottleneck of a configuration as a sentence; ``None`` if it was not measured.
+
+    Args:
+        standing: of the configuration; ``None`` for the winner.
+    """
+    bottleneck = bottleneck_of(outcome, standing or outcome.best)
     if bottleneck is None:
         return None
     subject = "The baseline" if bottleneck.trial == outcome.baseline.trial else "The winner"
@@ -322,7 +344,7 @@ def ledger_line(rows: Sequence[LedgerRow]) -> str | None:
 def edge_lines(outcome: Outcome) -> list[str]:
     """Return a sentence for each knob of the winner at the end of its range, with the command to search beyond it."""
     return [
-        f"{phrase(e.knob, e.value).capitalize()} is the most that was offered, and more may be faster: {e.command}"
+        f"{_capitalized(phrase(e.knob, e.value))} is the most that was offered, and more may be faster: {e.command}"
         for e in outcome.edges
     ]
 

@@ -254,15 +254,19 @@ def declared_knobs(path: Path) -> dict[str, tuple[Value, ...]] | None:
         body = _parse(path.read_bytes()).body
     except OSError:
         return None
-    for node in reversed(body):
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        declared = getattr(node, "value", None)
-        if any(isinstance(t, ast.Name) and t.id == "KNOBS" for t in targets) and isinstance(declared, ast.Dict):
-            names = [getattr(key, "value", None) for key in declared.keys]
-            if not all(isinstance(name, str) for name in names):
-                return None
-            return {str(name): _literals(value) for name, value in zip(names, declared.values, strict=True)}
-    return None
+    declared: list[ast.expr | None] = []
+    for node in body:
+        # In whatever way it is bound or changed, also inside a block: what is there besides one plain literal counts.
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Name) and inner.id == "KNOBS":
+                value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+                declared.append(value if isinstance(inner.ctx, ast.Store) else None)
+    if len(declared) != 1 or not isinstance(declared[0], ast.Dict):
+        return None
+    names = [getattr(key, "value", None) for key in declared[0].keys]
+    if not all(isinstance(name, str) for name in names):
+        return None
+    return {str(name): _literals(value) for name, value in zip(names, declared[0].values, strict=True)}
 
 
 def constants(path: Path, names: Sequence[str]) -> dict[str, Value | None]:

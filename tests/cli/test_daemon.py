@@ -277,6 +277,7 @@ def test_what_cannot_be_is_one_sentence(
         ("jobs: []", "no list of jobs"),
         ("jobs: [resnet50]", "no list of jobs"),
         ("jobs: [{model: [[1]]}]", "no value that an option can have"),
+        ("jobs: [{set: {compile_mode: null}}]", "compile_mode has no value that an option can have"),
         ("jobs: [{model: [x, y]}]", "model has one value, not several"),
         ("jobs: [{model: x}]\nbudget: 5m", "neither jobs nor defaults"),
     ],
@@ -310,6 +311,9 @@ class TestTimes:
         time.tzset()
         try:
             assert moment("2026-07-01T12:00", self.NOW) == datetime(2026, 7, 1, 10, 0, tzinfo=UTC).timestamp()
+            # In the night before, clocks are set back.
+            before = datetime(2026, 10, 24, 23, 0).astimezone()
+            assert moment("22:00", before) == datetime(2026, 10, 25, 21, 0, tzinfo=UTC).timestamp()
         finally:
             monkeypatch.undo()
             time.tzset()

@@ -103,6 +103,38 @@ def test_what_is_not_certain_is_not_told(part: str, script: str, reason: str) ->
     assert str(caught.value).startswith(reason)
 
 
+def test_casts_stay_and_moves_to_a_device_go(tmp_path: Path, capsys: Any) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+device = torch.device("cuda")
+inputs = torch.arange(12).reshape(6, 2)
+inputs = inputs.float()
+labels = torch.zeros(6, dtype=torch.int32)
+labels = labels.to(device).to("cuda", torch.long)
+model = torch.nn.Linear(2, 2).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(inputs, labels), batch_size=2)
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = torch.nn.functional.cross_entropy(model(x.to(device)), y.to(device=device))
+    loss.backward()
+    optimizer.step()
+"""
+    )
+    assert run(["init", str(tmp_path / "own.py"), "--from", str(script)]) == 0
+    capsys.readouterr()
+    found = loaded(tmp_path / "own.py")
+    ctx = Context(device="cpu", batch_size=2, image_size=None, seed=0, data=DataRef(kind="none"))
+    x, y = found.dataset(ctx)[0]
+    assert (str(x.dtype), str(y.dtype)) == ("torch.float32", "torch.int64")
+    assert found.loss(ctx, found.model(ctx), (x[None], y[None])).shape == ()
+    assert "cuda" not in "".join(line for line in (tmp_path / "own.py").read_text().split("\n") if "#" not in line)
+
+
 def test_what_is_not_told_raises_when_it_is_used(tmp_path: Path, capsys: Any) -> None:
     script = tmp_path / "train.py"
     script.write_text("import torch\nmodel = torch.nn.Linear(2, 2)\nopt = torch.optim.SGD(model.parameters(), lr=1)\n")

@@ -139,6 +139,21 @@ def test_rate_against_workers_has_the_device_s_ceiling() -> None:
     assert rate_by_workers(study(trial(0, 30.0), trial(1, 60.0, precision="bf16"))) is None
 
 
+def test_a_ceiling_is_of_the_winners_workers_although_it_keeps_its_trials_number() -> None:
+    """Its useless knobs were set back, the number of workers among them."""
+    trials = [trial(0, 30.0, num_workers=0), trial(4, 60.0, num_workers=4, prefetch_factor=2)]
+    limit = Bottleneck(
+        trial=FOUND.best.trial,
+        limit=Limit.DEVICE,
+        samples_per_s=FOUND.best.samples_per_second,
+        loader_only_per_s=(400.0, 390.0, 410.0),
+        sentence="",
+    )
+    assert FOUND.best.config["num_workers"] == 0
+    picture = rate_by_workers(study(*trials, outcome=make_outcome(bottlenecks=(limit,))))
+    assert [s.points for s in chart(picture).panels[0].series if s.mark == "rings"] == [((0, 400.0),)]
+
+
 def test_the_search_as_it_went() -> None:
     trials = [trial(0, 30.0), burst(1), trial(2, 60.0), trial(3, 50.0), burst(4, TrialStatus.TIMEOUT)]
     picture = course(study(*trials, heats=[heat("device", ({}, 1.0), ({}, 2.0))]))

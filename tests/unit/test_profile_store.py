@@ -130,6 +130,16 @@ class TestKeeping:
         assert (entry.replaced, entry.file) == (True, "0002.yaml")
         assert len(store.all()) == 2
 
+    def test_a_list_rebuilt_with_a_gap_writes_over_no_profile(self, store: Store) -> None:
+        for rate in (60.0, 90.0, 140.0):
+            name, _ = store.keep(profile(rate))
+        slot = store.folder / name
+        (slot / "history" / "0001.yaml").unlink()
+        (slot / "slot.json").write_text("{")
+        kept = (slot / "history" / "0003.yaml").read_text()
+        _, entry = store.keep(profile(200.0))
+        assert entry.file == "0004.yaml" and (slot / "history" / "0003.yaml").read_text() == kept
+
 
 class TestStale:
     @pytest.mark.parametrize(("name", "now"), [("driver", "590.1"), ("torch", "2.16.0"), ("memory_gib", 64)])

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from autotune.base.records import Failure, Finding, KnobPart
+from autotune.base.records import Edge, Failure, Finding, KnobPart
 from autotune.report import Material, headline_of, report_on, short_report_on, to_html, to_json, to_markdown, to_text
 from autotune.report.answer import answer_of
+from autotune.report.sentences import edge_lines
 from tests.support import make_outcome, make_standing, make_study_spec, make_trial
 
 FOUND = make_outcome()
@@ -110,3 +111,21 @@ def test_figures_are_those_of_the_study() -> None:
     best = FOUND.best
     assert training["best_s"] == pytest.approx(best.startup_s + best.compile_s + 1e9 / best.samples_per_second)
     assert training["price_per_hour"] == 2.0 and training["samples"] == 10**9
+
+
+def test_what_is_checked_is_said_of_the_configuration_that_is_promised() -> None:
+    """Only the one with the user's own batch was shown to be faster, and memory is held for the winner alone."""
+    best = make_standing(4, FOUND.best.config, 63.4, 2.1, halfwidth=1.0)
+    outcome = make_outcome(best=best)
+    rows = dict(answer_of(study(outcome=outcome)).rows)
+    assert rows["how"].startswith("bf16") and "batch" not in rows["how"]
+    assert "trains as" in rows["checked"] and "memory" not in rows["checked"] and "limit now" not in rows
+    whole = dict(answer_of(study()).rows)
+    assert "memory" in whole["checked"] and "limit now" in whole
+
+
+def test_a_value_at_the_end_of_its_range_keeps_its_unit() -> None:
+    edge = Edge(
+        knob="ddp_bucket_cap_mb", value=50, beyond=(100,), command="autotune search --set ddp_bucket_cap_mb=50,100"
+    )
+    assert edge_lines(make_outcome(edges=(edge,)))[0].startswith("Buckets of 50 MiB is the most that was offered")

@@ -232,7 +232,7 @@ def folder(path: Path) -> DataRef:
     Nothing is decoded. The identity is a hash over the relative paths of all images and over sizes. ImageFolder itself
     lists all names at every start; reading all sizes would multiply that cost on a network store. So at most
     20,000 / classes files per class, evenly spread, have their size read: every file in a set of ordinary size, and
-    one in 64 in ImageNet.
+    one in about 64 in ImageNet.
 
     Raises:
         WorkloadError: the folder does not exist, cannot be read, or has another layout.
