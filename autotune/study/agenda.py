@@ -21,7 +21,7 @@ from autotune.study.budget import ALONE_SHARE, CHECK_LAUNCHES, LEAST_LAUNCHES, B
 from autotune.study.history import History, PastContest
 from autotune.workload.scoring import Scorer
 
-# The trial that a search owes its user: the best found, with the batch size that the user trains with.
+# The trial that a search owes its user: the best configuration found, at the user's own batch size.
 
 
 @dataclass(frozen=True)
@@ -45,40 +45,41 @@ def owed(
     configurations are legal.
 
     Returns:
-        ``None`` if the best trains as the baseline does, is not better than it, or has no legal twin that can end.
+        ``None`` if the best trains as the baseline does, is not better than it, or has no legal twin that can finish.
     """
     if best is None or baseline is None or space.same_training(best.config):
         return None
     if best.score is None or baseline.score is None or best.score <= baseline.score:
         return None
-    own = {n: v for n, v in space.baseline.items() if n == "batch_size" or n.startswith("workload.")}
+    baseline_settings = {n: v for n, v in space.baseline.items() if n == "batch_size" or n.startswith("workload.")}
     kept = {n: v for n, v in best.config.items() if n in space.speed_only}
-    compiled = canonical({**best.config, **own, **kept})
-    legal = (c for c in (eager(compiled), compiled) if space.refusal(c) is None)
-    found = next(legal, None)
-    if found is None or key(found) in tried or experience.lessons.rule_out(found):
+    compiled = canonical({**best.config, **baseline_settings, **kept})
+    legal_twins = (c for c in (eager(compiled), compiled) if space.refusal(c) is None)
+    twin = next(legal_twins, None)
+    if twin is None or key(twin) in tried or experience.lessons.rule_out(twin):
         return None
-    expected_s = experience.costs.expected_s(found)
-    return None if math.isinf(expected_s) else Debt(found, expected_s)
+    expected_s = experience.costs.expected_s(twin)
+    return None if math.isinf(expected_s) else Debt(twin, expected_s)
 
 
-# Trainings that wait for their loader: which winners of other studies are not worth being tried first, because they
-# leave a starving loader alone, and which trials cannot run beside others.
+# Trainings that wait for their loader: which winners of other studies are not worth trying first because they do
+# nothing about a starving loader, and which trials cannot run beside others.
 
-#: If a training waits for its loader for more than this part of a step, what its device gains hardly matters: at most
+#: If a training waits for its loader for more than this fraction of a step, gains on the device hardly matter: at most
 #: 1 / WAITS (Amdahl, AFIPS 1967).
 WAITS = 2 / 3
-#: A training that waits for less than this part of a step hardly changes with what others read.
+#: A training that waits for less than this fraction of a step is hardly affected by what others read.
 READS = 0.2
 
 
 def waits_as_long(config: Config, baseline: Trial | None) -> bool:
     """Return whether a configuration has as many workers as a baseline that mostly waits for its loader.
 
-    It could gain little, and its trial would take as long as the baseline's. The sampler is free to propose it later.
+    Such a configuration could gain little, and its trial would take as long as the baseline's. The sampler may still
+    propose it later.
     """
-    measured = None if baseline is None else baseline.result.measurement
-    if baseline is None or measured is None or (measured.loader_wait_fraction or 0.0) <= WAITS:
+    measurement = None if baseline is None else baseline.result.measurement
+    if baseline is None or measurement is None or (measurement.loader_wait_fraction or 0.0) <= WAITS:
         return False
     return config.get(WORKERS.name) == baseline.config.get(WORKERS.name)
 
@@ -86,25 +87,25 @@ def waits_as_long(config: Config, baseline: Trial | None) -> bool:
 def waits_for_the_disk(trial: Trial) -> bool:
     """Return whether a complete trial waited for files that are not known to be in the page cache.
 
-    Beside others it would have to share the disk, or the network, with what they read.
+    Beside others, it would have to share the disk or the network with them.
     """
-    measured = trial.result.measurement
-    if measured is None or measured.page_cache not in ("cold", "unknown"):
+    measurement = trial.result.measurement
+    if measurement is None or measurement.page_cache not in ("cold", "unknown"):
         return False
-    return (measured.loader_wait_fraction or 0.0) > READS
+    return (measurement.loader_wait_fraction or 0.0) > READS
 
 
-# The complete trials of a study: what they score, which of them is ahead, and how much launches scatter.
+# The complete trials of a study: their scores, which of them leads, and how much launches vary.
 
 
 class TrialScores:
     """Scores trials by the objectives of a study.
 
     Args:
-        further: of further objectives, which Optuna's samplers consider, too.
+        further: scorers of further objectives, which Optuna's samplers also consider.
         by_rate: the search is for the rate itself.
-        baseline: its score must be known.
-        says: called with a sentence about a trial that has none.
+        baseline: configuration whose score must be known.
+        says: called with a sentence about each trial that has no score.
     """
 
     def __init__(
@@ -123,8 +124,8 @@ class TrialScores:
         self._says = says
 
     def fields(self, trial: Trial, measurement: Measurement) -> dict[str, Any]:
-        """Return a trial's scores as its fields; none if an objective lacks a figure of this launch, as when a counter
-        did not answer once.
+        """Return a trial's scores as its fields; none if the launch lacks a figure that an objective needs, as when a
+        counter once did not answer.
 
         Raises:
             UnscoredError: it is the baseline.
@@ -139,7 +140,7 @@ class TrialScores:
             return {}
 
     def judged(self, measurement: Measurement) -> float:
-        """Return what a launch scores by an objective that chooses among the fastest; 0 if that is not known."""
+        """Return the score of a launch by an objective that chooses among the fastest; 0 if that is unknown."""
         return self._scorer.known(measurement) or 0.0
 
 
@@ -148,11 +149,11 @@ class CompleteTrials:
 
     Args:
         reference: the configuration of the baseline. required: what the winner must meet.
-        usual: what launches scatter by, until repeats have shown it.
+        usual: the assumed noise of launches until repeats have shown it.
 
     Attributes:
         baseline: the baseline's first complete trial: trial 0, or the one that repeated it; ``None`` before that.
-        ordered: all of them, best first; those that do not meet what is required come last.
+        ordered: all of them, best first; those that do not meet the requirements come last.
     """
 
     def __init__(self, reference: Config, required: Requirements, usual: stats.LaunchNoise) -> None:
@@ -166,9 +167,9 @@ class CompleteTrials:
 
     @property
     def noise(self) -> stats.LaunchNoise:
-        """Variation between launches of equal configurations, from repeated launches, or else the usual value."""
-        repeated = [rates for rates in self._launched.values() if len(rates) > 1]
-        return stats.launch_noise(repeated, prior=self._usual)
+        """Variation between launches of equal configurations: from repeated launches, or else the usual value."""
+        repeats = [rates for rates in self._launched.values() if len(rates) > 1]
+        return stats.launch_noise(repeats, prior=self._usual)
 
     @property
     def best(self) -> Trial | None:
@@ -182,11 +183,11 @@ class CompleteTrials:
 
     @property
     def fitting(self) -> list[Trial]:
-        """Those that meet what is required."""
+        """Trials that meet the requirements."""
         return [trial for trial in self.ordered if self._required.allow(trial)]
 
     def enter(self, trial: Trial) -> None:
-        """Enter a trial, if it is complete."""
+        """Enter a trial if it is complete."""
         measurement = trial.result.measurement
         if trial.result.status is not TrialStatus.COMPLETE or trial.score is None:
             return
@@ -204,20 +205,20 @@ class CompleteTrials:
 
 
 def is_device_bound(space: Space, trials: Sequence[Trial]) -> bool:
-    """Return whether the baseline hardly waits for its loader, so that what its device gains is a gain."""
-    seen = [t.result.measurement for t in trials if t.config and key(t.config) == key(space.baseline)]
-    waits = [m.loader_wait_fraction for m in seen if m is not None]
-    return any(part is not None and part <= MOSTLY_DEVICE for part in waits)
+    """Return whether the baseline hardly waits for its loader, so that a gain on the device is a gain overall."""
+    measurements = [t.result.measurement for t in trials if t.config and key(t.config) == key(space.baseline)]
+    fractions = [m.loader_wait_fraction for m in measurements if m is not None]
+    return any(part is not None and part <= MOSTLY_DEVICE for part in fractions)
 
 
-# The part of a study's budget that searching may take; what is left is for the proof.
+# The share of a study's budget that searching may take; the rest is for the proof.
 
-#: A search whose contest nothing has won goes on if there is time for this many trials, for this part of it: one trial,
-#: its check, two rounds, and holding are eight.
+#: A search whose contest nothing has won goes on if there is time for this many trials (one trial, its check, two
+#: rounds and holding make eight), and for this fraction of the time left.
 _AGAIN_TRIALS, _AGAIN_PART = 12, 0.5
-#: A budget for fewer launches is short.
+#: A budget with time for fewer launches is short.
 SHORT_LAUNCHES = 12
-#: Seconds are kept for showing a gain of this much, as a natural logarithm, in no more than so many rounds.
+#: Time is reserved for showing a gain of this size, as a natural logarithm, in at most this many rounds.
 _PROMISING, _MOST_ROUNDS = 0.03, 4
 
 
@@ -227,7 +228,7 @@ class SearchTime:
     Args:
         complete: the trials that have a score.
         adopts: the search's own launches count as a round of the proof (see `StudyLoop.in_turns`).
-        follow: returns whether trials take place in a script that trains already.
+        follow: returns whether trials take place in a script that is already training.
     """
 
     def __init__(
@@ -266,35 +267,35 @@ class SearchTime:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no more of the budget is kept for the proof than one takes: a part of a short budget says nothing,
-        and while nothing is compared with the baseline there is nothing to prove."""
+        """Whether only the time that a proof needs is reserved for it, not a share of the budget: a share of a short
+        budget shows nothing, and until something has been compared with the baseline there is nothing to prove."""
         pruned = any(t.result.status is TrialStatus.PRUNED for t in self._history.trials)
         alone = len(self._complete.ends) < 2 and not pruned
         return alone or (self.is_short and not self._history.contests)
 
     @property
     def is_over(self) -> bool:
-        """Whether the part of the budget that searching may take is spent, so that the rest is the proof's."""
+        """Whether the share of the budget for searching is spent, so that the rest belongs to the proof."""
         return not self.is_whole and self._budget.spent_s >= self.share * self._budget.limit_s
 
     @property
     def is_short(self) -> bool:
-        """Whether the budget has time for few launches, each of which has to be the right one."""
+        """Whether the budget has time for only a few launches, each of which has to be well chosen."""
         return bool(self._complete.ends) and self._budget.limit_s < SHORT_LAUNCHES * self._usual_s
 
     @property
     def _verdict_s(self) -> float:
-        """Seconds that showing the gain of the best so far, or of one to come, takes at least, in launches of two in
-        turns: without them another trial would only be another guess."""
+        """Least number of seconds needed to show the gain of the best so far, or of a candidate to come, by launching
+        two in turns: without that, another trial would only be another guess."""
         best, baseline = self._complete.best, self._complete.baseline
         if best is None or baseline is None or not best.rate_per_s or not baseline.rate_per_s:
             return 0.0
         gain, others = math.log(best.rate_per_s / baseline.rate_per_s), len(self._complete.ordered) - 1
         if gain < _PROMISING and self._follow():
-            # A candidate comes soonest by looking on, and what is seen of it there is evidence.
+            # Searching on finds a candidate soonest, and what is observed of it there is evidence.
             return 0.0
         if gain < _PROMISING:
-            # Of a candidate to come. Where there is no time for that, its launch is some evidence.
+            # This is for a candidate to come. If there is no time for it, the candidate's launch is some evidence.
             to_come_s = 2 * (2 - self._adopts) * self._usual_s
             fits = self._budget.left_s >= to_come_s + fmean(t.result.alone_s for t in self._complete.ends)
             return to_come_s if others or fits else 0.0
@@ -302,18 +303,19 @@ class SearchTime:
         start_s = best.result.measurement.startup_s if best.result.measurement is not None else 0.0
         check_s = CHECK_LAUNCHES * start_s if self._adopts or self._follow() else 0.0
         if self._follow() and 2 * rounds * self._usual_s + check_s > self._budget.left_s:
-            # There is no time to show so little, and looking on for more costs little.
+            # There is no time to show so small a gain, and searching on for a larger one costs little.
             rounds = LEAST_LAUNCHES
         return 2 * (rounds - self._adopts) * self._usual_s + check_s
 
     @property
     def _usual_s(self) -> float:
-        """Seconds of a usual launch in the proof, which finds in the cache what a trial compiled."""
+        """Seconds of a usual launch in the proof, which finds what a trial has compiled in the cache."""
         saved = 1 - WARM_COMPILE
         return fmean(t.result.alone_s - saved * t.result.phase_s.get(Phase.COMPILE, 0.0) for t in self._complete.ends)
 
     def go_on(self, entered: Sequence[Trial], searched_s: float) -> bool:
-        """Let the search go on after a contest that none of these trials has won; return whether there is time for it.
+        """Let the search go on after a contest that none of these trials has won; return whether there is time for
+        that.
 
         Args:
             searched_s: seconds of the budget that were spent when the contest began.
@@ -327,22 +329,22 @@ class SearchTime:
         return True
 
 
-# What a search may still try, in what time, and what it tries before the sampler's proposals.
+# What a search may still try, how long that may take, and what it tries before the sampler's proposals.
 
 #: A trial that takes this many times the expected duration is stopped.
 PATIENCE = 3.0
-#: With fewer times the rate, another loader is not faster.
+#: Another loader counts as faster only from this multiple of the rate.
 LOADS_FASTER = 1.05
-#: Every trial gets at least this time, however little is left for searching.
+#: Every trial gets at least this many seconds, however little is left for searching.
 _LEAST_TRIAL_S = 20.0
 
 
 class Agenda:
-    """Decides which configurations may be tried, and enqueues those that are not the sampler's choice.
+    """Decides which configurations may be tried, and enqueues those that the sampler does not choose.
 
     Args:
         first: configurations to try before the sampler's proposals, the baseline among them.
-        trials: no more than this number of trials are finished; ``None`` for no limit except the budget.
+        trials: maximum number of finished trials; ``None`` for no limit except the budget.
         adopts, follow: see `SearchTime`.
     """
 
@@ -377,55 +379,57 @@ class Agenda:
 
     def look_for_owed(self) -> None:
         """Find the best configuration with the user's own batch size, if it is still to be tried."""
-        found = self._complete
-        self._debt = owed(self._space, found.best, found.baseline, self._history.tried, self._experience)
+        complete = self._complete
+        self._debt = owed(self._space, complete.best, complete.baseline, self._history.tried, self._experience)
 
     def acceptable(self, config: Config) -> bool:
         """Return whether a configuration is legal, new, not ruled out by a failure, and likely to finish in time."""
-        found = canonical(config)
+        candidate = canonical(config)
         return (
-            key(found) not in self._history.tried
-            and self._space.refusal(found) is None
-            and not self._experience.lessons.rule_out(found)
-            and self._experience.costs.expected_s(found) <= self._left_for_s(found)
-            and self.has_time_for(found)
+            key(candidate) not in self._history.tried
+            and self._space.refusal(candidate) is None
+            and not self._experience.lessons.rule_out(candidate)
+            and self._experience.costs.expected_s(candidate) <= self._left_for_s(candidate)
+            and self.has_time_for(candidate)
         )
 
     def has_time_for(self, config: Config) -> bool:
-        """Return whether there is time for what a configuration needs beside its trial. In a short budget there is none
-        for another trial, which is owed where it changes what is trained; nor for comparing what its loader delivers,
-        where the device is the limit, or no other loader has been seen to be faster. Unless there are no others to try.
+        """Return whether there is time for what a configuration needs beside its trial.
+
+        A short budget has no time for another trial, which is owed if a configuration changes what is trained. Nor does
+        it have time to compare what the loader delivers if the device is the limit, or if no other loader has been seen
+        to be faster. None of this applies if there is nothing else to try.
         """
         if not self.time.is_short:
             return True
-        bound = self.keeps_loader
+        keeps_loader = self.keeps_loader
         others = (n for n in self._space.choices if n != "batch_size" and not n.startswith("workload."))
-        if not any(len(self._space.legal(name)) > 1 for name in others if not (bound and is_loaders(name))):
+        if not any(len(self._space.legal(name)) > 1 for name in others if not (keeps_loader and is_loaders(name))):
             return True
-        return self._space.same_training(config) and (not bound or loads_as(config, self._space.baseline))
+        return self._space.same_training(config) and (not keeps_loader or loads_as(config, self._space.baseline))
 
     @property
     def keeps_loader(self) -> bool:
-        """Whether other settings of the loader are not worth a launch: the device is the limit, or a heat has shown no
-        other number of workers to load faster."""
+        """Whether other settings of the loader are not worth a launch: the device is the limit, or a heat has shown
+        that no other number of workers loads faster."""
         if is_device_bound(self._space, self._complete.ordered):
             return True
         return any(map(self._shows_own_loader_best, self._history.heats))
 
     def _shows_own_loader_best(self, heat: StudyHeat) -> bool:
         reference, *others = heat.heat.entrants
-        own = loads_as(reference.config, self._space.baseline)
+        is_own_loader = loads_as(reference.config, self._space.baseline)
         ratios = [entrant.ratio for entrant in others if entrant.ratio is not None]
-        return heat.heat.side == "loader" and own and bool(ratios) and max(ratios) < LOADS_FASTER
+        return heat.heat.side == "loader" and is_own_loader and bool(ratios) and max(ratios) < LOADS_FASTER
 
     def offered(self, config: Config) -> bool:
-        """Return whether one of Optuna's samplers may propose a configuration: some values wait until the best
-        is beside them."""
+        """Return whether one of Optuna's samplers may propose a configuration: some values are held back until the best
+        configuration is next to them."""
         best = self._complete.best
-        beside = self._space.baseline if best is None else best.config
+        neighbour = self._space.baseline if best is None else best.config
         for name, values in self._space.further.items():
             value = config.get(name)
-            if value in values and value not in self._space.beside(name, beside.get(name)):
+            if value in values and value not in self._space.beside(name, neighbour.get(name)):
                 return False
         return self.acceptable(config)
 
@@ -440,19 +444,19 @@ class Agenda:
         return max(_LEAST_TRIAL_S, min(patience_s, self._left_for_s(config)))
 
     def enqueue(self, fits: Callable[[Config], bool]) -> bool:
-        """Enqueue what precedes the sampler's proposals: a trial to repeat, the baseline, one of the given
-        configurations; return whether there is any.
+        """Enqueue what precedes the sampler's proposals (a trial to repeat, the baseline, or one of the given
+        configurations); return whether there is anything.
 
         Args:
-            fits: tells whether a configuration is known to fit into memory.
+            fits: returns whether a configuration is known to fit into memory.
         """
         for trial in self._history.unfinished:
             if self._may_try(trial.config):
                 self._history.enqueue(trial.config, repeats=trial.number)
                 return True
         for config in self._first:
-            given = key(config) != key(self._space.baseline)
-            if given and (waits_as_long(config, self._complete.baseline) or not fits(config)):
+            is_given = key(config) != key(self._space.baseline)
+            if is_given and (waits_as_long(config, self._complete.baseline) or not fits(config)):
                 continue
             if self._may_try(config):
                 self._history.enqueue(dict(config))
@@ -461,8 +465,8 @@ class Agenda:
         return is_last and self.enqueue_owed()
 
     def enqueue_owed(self) -> bool:
-        """Enqueue the best configuration with the user's own batch size, if it has not been tried; return whether it
-        has been enqueued.
+        """Enqueue the best configuration with the user's own batch size if it has not been tried; return whether it was
+        enqueued.
 
         It may take time from the proof, which would have nothing but the baseline to compare at that batch size.
         """
@@ -474,8 +478,8 @@ class Agenda:
         return True
 
     def enqueue_leader(self, heat: Heat) -> None:
-        """Enqueue the fastest of a heat at the settings that it had there, if its loader is to stay and the budget is
-        short: a trial of its own is what a proof begins with."""
+        """Enqueue the fastest entrant of a heat with the settings that it had there, if the loader is to stay as it is
+        and the budget is short: a proof begins with a trial of its own."""
         if heat.side != "device" or not self.keeps_loader or not self.time.is_short:
             return
         ahead = [e for e in heat.entrants if e.status is TrialStatus.COMPLETE and e.ratio_ci95 and e.ratio_ci95[0] > 1]
@@ -495,7 +499,7 @@ class Agenda:
         return ALONE_SHARE * self._budget.limit_s - self._budget.spent_s
 
     def _left_for_s(self, config: Config) -> float:
-        """Return the seconds that a configuration may take, of those left for searching."""
+        """Return how many of the seconds left for searching a configuration may take."""
         if self._debt is None:
             return self.time.left_s
         return self._left_alone_s if self._debt.is_for(config) else self.time.left_s - self._debt.expected_s

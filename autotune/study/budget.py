@@ -1,4 +1,4 @@
-"""The seconds of a study, and the device that is kept for it."""
+"""The seconds of a study, and the folder that is reserved for it."""
 
 from __future__ import annotations
 
@@ -14,53 +14,55 @@ from autotune.base.layout import StudyFiles
 from autotune.base.records import Record
 from autotune.space.formatting import seconds_text
 
-# The seconds a search may use, counted across interruptions.
+# The seconds that a search may use, counted across interruptions.
 
-#: At least this fraction of a budget is for searching; it is also what a search is planned with before its first trial.
+#: At least this fraction of a budget is for searching; a search is also planned with it before its first trial.
 SEARCH_SHARE = 0.4
-#: The fraction that the best with the user's own batch size may take from the proof, which would have nothing else to
-#: compare at it.
+#: The fraction of a budget up to which the best with the user's own batch size may take time from the proof, which
+#: would otherwise have nothing to compare at that batch size.
 ALONE_SHARE = 0.7
-#: The proof takes about as long as this many trials: gate 4, race 8, holding 1, gains of the knobs 3, ceilings 2; and
-#: no budget is so large that it would not gain from this part of it.
+#: The proof takes about as long as this many trials: gate 4, race 8, holding 1, gains of the knobs 3, ceilings 2.
+#: However large the budget, the proof benefits from this fraction of it.
 PROOF_TRIALS, PROOF_PART = 18, 0.25
-#: Launches from the baseline's first to a verdict, at least: another configuration, and two of each in turns; and those
-#: that check how a script's winner trains, each a start and little more: its own, and one of the script as it stands.
+#: Least number of launches from the baseline's first to a verdict: another configuration, and two of each in turns. And
+#: the number that check how a script's winner trains, each little more than a start: its own, and one of the script as
+#: it stands.
 VERDICT_LAUNCHES, CHECK_LAUNCHES = 5, 2
-#: One launch of each does not show how much launches differ, so it proves nothing.
+#: One launch of each does not show how much launches vary, so it proves nothing.
 LEAST_LAUNCHES = 2
-#: A budget holds to so many seconds, or to this part of it, whichever is more.
+#: A budget may be exceeded by this many seconds or this fraction of it, whichever is more.
 GRACE_S, GRACE = 5.0, 0.05
-#: Seconds of the count that a SIGKILL can lose.
+#: Seconds of the count that can be lost to a SIGKILL.
 SAVE_EVERY_S = 5.0
 
 
 def search_share(limit_s: float, trial_s: float) -> float:
-    """Return the fraction of a budget that searching may take, so that what is left suffices for the proof.
+    """Return the fraction of a budget that searching may take so that the rest suffices for the proof.
 
     Args:
-        trial_s: of a usual trial.
+        trial_s: duration of a usual trial.
     """
     return max(SEARCH_SHARE, 1 - max(PROOF_PART, PROOF_TRIALS * trial_s / limit_s))
 
 
 def lack(limit_s: float, spent_s: float, launch_s: float, check_s: float = 0.0) -> str | None:
-    """Return what a budget has no time for, as a sentence with the budget that would have; ``None`` if it has for all.
+    """Return a sentence on what a budget has no time for and which budget would have; ``None`` if there is time for
+    all.
 
     Args:
-        spent_s: when the baseline has been measured. launch_s: that this took. check_s: of one launch that checks how a
-            script trains.
+        spent_s: seconds spent once the baseline has been measured. launch_s: duration of that launch. check_s: duration
+            of one launch that checks how a script trains.
     """
     verdict_s = spent_s + VERDICT_LAUNCHES * launch_s
     checked_s = verdict_s + CHECK_LAUNCHES * check_s
     if checked_s <= limit_s:
         return None
-    what = "a verdict, which takes" if verdict_s > limit_s else "the check of how a winner trains, which takes"
+    lacking = "a verdict, which takes" if verdict_s > limit_s else "the check of how a winner trains, which takes"
     more = VERDICT_LAUNCHES if verdict_s > limit_s else CHECK_LAUNCHES
-    # With a fourth for looking around.
+    # Includes an extra quarter for the search itself.
     enough_s = 10 * math.ceil(1.25 * checked_s / 10)
     return (
-        f"a launch takes {seconds_text(launch_s)} here, and the budget may have no time for {what} {more} more: "
+        f"a launch takes {seconds_text(launch_s)} here, and the budget may have no time for {lacking} {more} more: "
         f"--budget {enough_s}s would"
     )
 
@@ -95,7 +97,7 @@ class Budget:
 
     @property
     def grace_s(self) -> float:
-        """Seconds by which what runs at its end may exceed it."""
+        """Seconds by which launches running at its end may exceed it."""
         return max(GRACE_S, GRACE * self.limit_s)
 
     @property
@@ -103,7 +105,7 @@ class Budget:
         return self._paused_at is not None
 
     def pause(self) -> None:
-        """Stop counting, while the search makes data or waits for others. Does nothing if the budget is paused."""
+        """Stop counting while the search makes data or waits for others. Does nothing if the budget is paused."""
         if self._paused_at is None:
             self._paused_at = self._clock.now()
 
@@ -115,19 +117,20 @@ class Budget:
             self._paused_at = None
 
     def settle(self, waited_s: float) -> None:
-        """Count the last pause after all, except for ``waited_s`` seconds of waiting, or as many as it had."""
+        """Count the last pause after all, except for ``waited_s`` seconds of waiting, or all of it if it was
+        shorter."""
         waited_s = min(waited_s, self._paused_s)
         self._began -= self._paused_s - waited_s
         self._paused_s = 0.0
         self.waited_s += waited_s
 
     def leave_out(self, seconds: float) -> None:
-        """Do not count the last seconds, in which the search could not go on. A paused budget has not counted them."""
+        """Leave the last seconds uncounted because the search could not go on. A paused budget has not counted them."""
         if self._paused_at is None:
             self._began += seconds
 
     def begin_again(self) -> None:
-        """Forget what was used, and save that."""
+        """Reset the count to zero, and save it."""
         self._before_s, self._began = 0.0, self._clock.now()
         self.save()
 
@@ -157,12 +160,12 @@ def _saved(files: StudyFiles) -> float:
 # Reservations: the folder of a study is kept for a job of the daemon until the job begins its search.
 #
 # A job writes ``reserved.json`` into the folder, and a search writes ``study.yaml``. Each writes its own file first and
-# looks for the other's afterwards, so at least one of two that come at the same moment sees the other, and gives way
-# before it has acknowledged or measured anything. This needs no lock, and so works on network file systems too.
+# then looks for the other's, so at least one of two that arrive at the same moment sees the other, and gives way before
+# it has acknowledged or measured anything. This needs no lock, and therefore also works on network file systems.
 
 
 class Reservation(Record):
-    """For which job a folder is kept.
+    """The job for which a folder is kept.
 
     Attributes:
         job: the job's number.
@@ -176,11 +179,11 @@ class Reservation(Record):
 
 
 def reserve(files: StudyFiles, reservation: Reservation) -> None:
-    """Keep a folder for a job. The folder is made if it does not exist.
+    """Keep a folder for a job. The folder is created if it does not exist.
 
     Raises:
         UsageError: the folder holds a study.
-        MachineError: the folder cannot be made or written.
+        MachineError: the folder cannot be created or written.
     """
     try:
         files.folder.mkdir(parents=True, exist_ok=True)
@@ -198,7 +201,7 @@ def reservation_of(files: StudyFiles) -> Reservation | None:
     """Return the reservation of a folder; ``None`` if there is none.
 
     Raises:
-        UsageError: the file is none of ours.
+        UsageError: the file is not a reservation.
     """
     try:
         return Reservation.model_validate_json(files.reservation.read_text())
@@ -216,18 +219,18 @@ def refuse_reserved(files: StudyFiles, mark: str) -> None:
     Raises:
         UsageError: the folder is kept for another study.
     """
-    found = reservation_of(files)
-    if found is not None and found.mark != mark:
+    reservation = reservation_of(files)
+    if reservation is not None and reservation.mark != mark:
         raise UsageError(
-            f"study {files.name!r} is kept for job {found.job} of the daemon",
-            advice=f"another --study starts a new one; `autotune jobs show {found.job}` says when the job runs.",
+            f"study {files.name!r} is kept for job {reservation.job} of the daemon",
+            advice=f"another --study starts a new one; `autotune jobs show {reservation.job}` says when the job runs.",
         )
 
 
 def release(files: StudyFiles, mark: str) -> None:
     """Give up the reservation of a study, and remove its folder if nothing else is in it. Never raises."""
     with contextlib.suppress(OSError, UsageError):
-        found = reservation_of(files)
-        if found is not None and found.mark == mark:
+        reservation = reservation_of(files)
+        if reservation is not None and reservation.mark == mark:
             files.reservation.unlink(missing_ok=True)
         Path(files.folder).rmdir()

@@ -31,37 +31,37 @@ from autotune.study.storage_url import DRIVERS, StorageUrl, with_credentials
 if TYPE_CHECKING:
     import sqlalchemy
 
-# Patience with a database whose server is restarted, or out of reach for a while, in the middle of a search.
+# Patience with a database whose server is restarted, or unreachable for a while, in the middle of a search.
 #
-# What was asked last may have been done although no answer came. So whatever is asked again is something that may be
-# done twice, or first looks whether it has been done.
+# The last operation may have been carried out although no answer came. So every operation that is retried is either
+# idempotent, or first checks whether it has been carried out.
 
-#: A search waits for so long for an answer: servers are restarted, and stand-ins take over, within minutes.
+#: How long a search waits for an answer: servers are restarted, or stand-ins take over, within minutes.
 PATIENCE_S = 300.0
-#: Seconds between two attempts, at first and at most.
+#: Seconds between two attempts: initially, and at most.
 _SOON_S, _LATER_S = 0.2, 5.0
-#: Attribute of a trial by which its creation is known again.
+#: Attribute of a trial that identifies its creation.
 _CREATION = "autotune_creation"
 
 _T = TypeVar("_T")
 
 
 class LostConnection(Exception):
-    """The server did not answer. It may have done what it was asked, or not."""
+    """The server did not answer. It may or may not have carried out the operation."""
 
 
 @dataclass(frozen=True)
 class Patience:
-    """Asks a database until it answers, for a limited time, which the budget does not count.
+    """Retries a database operation until it is answered, for a limited time, which the budget does not count.
 
-    Launches that run meanwhile run on, and what they have shown is in their folders.
+    Launches that are running meanwhile continue, and their results are in their folders.
 
     Attributes:
-        address: of the database.
-        budget: of the search; ``None`` if nothing is counted.
+        address: address of the database.
+        budget: budget of the search; ``None`` if nothing is counted.
         says: receives one sentence when the waiting begins.
         stop: returns the number of a signal that ends the waiting, or ``None``.
-        who: waits, for people. advice: what they can do once it has waited too long.
+        who: who is waiting, for messages. advice: what to do after too long a wait, for messages.
     """
 
     address: str
@@ -74,14 +74,14 @@ class Patience:
     limit_s: float = PATIENCE_S
 
     def until_answered(self, ask: Callable[[bool], _T]) -> _T:
-        """Call ``ask`` until it raises no `LostConnection`; return what it returns.
+        """Call ``ask`` until it raises no `LostConnection`; return its result.
 
         Args:
-            ask: is told whether it has been called before, and may then have been successful.
+            ask: its argument tells whether it has been called before, and so may already have succeeded.
 
         Raises:
-            MachineError: the time is over. What is measured is in the launches' folders, where a resume finds it.
-            InterruptedSearch: a signal came; the same holds.
+            MachineError: the time is up. Measurements are in the launches' folders, where a resume finds them.
+            InterruptedSearch: a signal arrived; the same applies.
         """
         try:
             return ask(False)
@@ -110,7 +110,7 @@ class Patience:
 
 
 class PatientStorage(BaseStorage):
-    """An Optuna storage that is asked again after a lost connection, and by one search at a time.
+    """An Optuna storage that retries after a lost connection, for use by one search at a time.
 
     Args:
         storage: raises `LostConnection`.
@@ -121,7 +121,7 @@ class PatientStorage(BaseStorage):
         self._patience = patience
 
     def _repeatedly(self, ask: Callable[[], _T]) -> _T:
-        """Ask something that may be asked twice: it reads, or sets something to a value."""
+        """Retry an idempotent operation: one that reads, or sets something to a value."""
         return self._patience.until_answered(lambda _again: ask())
 
     def create_new_study(self, directions: Sequence[StudyDirection], study_name: str | None = None) -> int:
@@ -215,13 +215,13 @@ class PatientStorage(BaseStorage):
         self._storage.remove_session()
 
 
-# A study in a database that several machines share: Optuna's tables and ours, beside those of other studies.
+# A study in a database that several machines share: Optuna's tables and autotune's, which also hold other studies.
 
-#: Seconds to wait for a server that does not answer at all: to connect to it, and to notice that it has gone.
+#: Seconds to wait for a server that does not answer at all: when connecting, and before it is considered gone.
 _CONNECT_S, _GONE_S = 10, 30
-#: How long a command that only reads waits for a server that has gone away.
+#: Seconds that a command that only reads waits for a server that has gone away.
 _READING_S = 10.0
-#: The last one of Optuna's tables to be made.
+#: The last of Optuna's tables to be created.
 _MADE_LAST = "alembic_version"
 UPGRADE = "`autotune storage --upgrade` brings it up to date, once every machine that uses it has this version."
 
@@ -230,12 +230,12 @@ class SharedDatabase:
     """An open database, whose tables have the versions of this autotune and its Optuna.
 
     Args:
-        make: make the tables if there are none. keep: keep a connection for what is asked next, until `close`.
+        make: create the tables if there are none. keep: keep a connection open for later requests, until `close`.
         upgrade: bring older tables up to date.
 
     Raises:
         MachineError: the driver is missing, the server cannot be reached or refuses, or the tables have another
-            version. Nothing was written then.
+            version. Nothing was written in that case.
     """
 
     def __init__(self, url: StorageUrl, *, make: bool, keep: bool = False, upgrade: bool = False) -> None:
@@ -244,16 +244,16 @@ class SharedDatabase:
         self._make = make
         self._keep = keep
         self._upgrade = upgrade
-        #: Whether there are Optuna's tables, and ours.
+        #: Whether Optuna's tables exist, and autotune's.
         self._has_studies, self._has_ours = _twice(self._prepare) if make else self._prepare()
         if make:
-            # A search that fails before it needs Optuna's must not leave ours without them.
+            # A search that fails before it needs Optuna's tables must not leave autotune's without them.
             _ = self._rdb
             self._has_studies = True
 
     @property
     def is_made(self) -> bool:
-        """Whether there are tables. They may be made at any time, by another process."""
+        """Whether the tables exist. Another process may create them at any time."""
         if not (self._has_studies and self._has_ours):
             self._has_studies, self._has_ours = self._prepare()
         return self._has_studies and self._has_ours
@@ -265,12 +265,12 @@ class SharedDatabase:
 
     @property
     def engine(self) -> sqlalchemy.Engine:
-        """The connections to it, which raise `LostConnection`, too."""
+        """The connections to the database, which also raise `LostConnection`."""
         engine: sqlalchemy.Engine = self._rdb.engine
         return engine
 
     def names(self) -> set[str]:
-        """Return the names of all studies in it, also of those that autotune did not make."""
+        """Return the names of all studies in it, including those that autotune did not make."""
         from sqlalchemy import text
 
         if not self.is_made and not self._has_studies:
@@ -283,12 +283,12 @@ class SharedDatabase:
         return Patience(self.address, SystemClock(), limit_s=_READING_S).until_answered(ask)
 
     def close(self) -> None:
-        """Close the connections that are kept open for what is asked next."""
+        """Close the connections that are kept open for later requests."""
         if "_rdb" in vars(self):
             self.engine.dispose()
 
     def _prepare(self) -> tuple[bool, bool]:
-        """Make our tables if they are to be made; return whether there are Optuna's, and ours."""
+        """Create autotune's tables if requested; return whether Optuna's tables exist, and autotune's."""
         from sqlalchemy import NullPool, create_engine, inspect
         from sqlalchemy.exc import DBAPIError, NoSuchModuleError
 
@@ -299,7 +299,7 @@ class SharedDatabase:
             with engine.begin() as connection:
                 if self._make:
                     schema.prepare(connection, upgrade=self._upgrade)
-                found = schema.version(connection)
+                version = schema.version(connection)
                 has_studies = inspect(connection).has_table(_MADE_LAST)
         except (ImportError, NoSuchModuleError) as error:
             raise _without_driver(self._url) from error
@@ -307,9 +307,9 @@ class SharedDatabase:
             raise self._other("autotune", f"schema {other.found}", is_newer=other.is_newer) from None
         except DBAPIError as error:
             raise _refused(self.address, error) from error
-        if found is not None and found != schema.VERSION:
-            raise self._other("autotune", f"schema {found}", is_newer=found > schema.VERSION)
-        return has_studies, found is not None
+        if version is not None and version != schema.VERSION:
+            raise self._other("autotune", f"schema {version}", is_newer=version > schema.VERSION)
+        return has_studies, version is not None
 
     @cached_property
     def _rdb(self) -> RDBStorage:
@@ -318,18 +318,18 @@ class SharedDatabase:
 
         # Optuna's log lines would break up the live panel.
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        # One connection, and more only while they are needed: a server has a hundred for all its users.
-        kept = {"pool_size": 1, "max_overflow": 4, "pool_pre_ping": True}
-        pool = kept if self._keep else {"poolclass": NullPool}
+        # One connection, and more only while needed: a server has a hundred for all its users.
+        pool_options = {"pool_size": 1, "max_overflow": 4, "pool_pre_ping": True}
+        pool = pool_options if self._keep else {"poolclass": NullPool}
 
         url = self._url.for_driver()
         if self._upgrade:
-            # Optuna upgrades on a connection of its own, to which it gives nothing but the URL.
+            # Optuna upgrades on a connection of its own, to which it passes nothing but the URL.
             url = url.set(password=self._url.secrets.get("password"))
 
         def opened() -> RDBStorage:
             return RDBStorage(
-                # Optuna fills in what stands in braces.
+                # Optuna substitutes whatever is in braces.
                 url.render_as_string(hide_password=False).replace("{", "{{").replace("}", "}}"),
                 {"connect_args": self._arguments, **pool},
                 skip_compatibility_check=True,
@@ -353,12 +353,12 @@ class SharedDatabase:
 
     @property
     def _arguments(self) -> dict[str, Any]:
-        """Arguments of the driver. A password among them is in no URL, and so in no message."""
-        given = self._url.for_driver().query
-        ours: dict[str, Any] = {"connect_timeout": _CONNECT_S}
+        """Arguments of the driver. A password among them is in no URL, and therefore in no message."""
+        query = self._url.for_driver().query
+        defaults: dict[str, Any] = {"connect_timeout": _CONNECT_S}
         if self._url.database == "postgresql":
-            ours |= {"application_name": "autotune", "keepalives_idle": _GONE_S, "tcp_user_timeout": 1000 * _GONE_S}
-        return {**{name: value for name, value in ours.items() if name not in given}, **self._url.secrets}
+            defaults |= {"application_name": "autotune", "keepalives_idle": _GONE_S, "tcp_user_timeout": 1000 * _GONE_S}
+        return {**{name: value for name, value in defaults.items() if name not in query}, **self._url.secrets}
 
     def _other(self, whose: str, found: str, *, is_newer: bool) -> MachineError:
         age = "a newer" if is_newer else "an older"
@@ -368,7 +368,7 @@ class SharedDatabase:
 
 @cache
 def open_to_read(address: str) -> SharedDatabase:
-    """Open a database with the credentials of the environment, once in a process, and make nothing in it.
+    """Open a database with the credentials of the environment, once per process, without creating anything in it.
 
     Raises:
         MachineError: see `SharedDatabase`.
@@ -380,7 +380,7 @@ class SharedStudy:
     """One study in a shared database.
 
     Args:
-        mark: of the study's request, by which it is found: folders are renamed, and names are not unique on all
+        mark: mark of the study's request, which identifies it: folders are renamed, and names are not unique across
             machines.
     """
 
@@ -392,7 +392,7 @@ class SharedStudy:
 
     @cached_property
     def optuna(self) -> PatientStorage:
-        """Optuna's storage, asked with patience."""
+        """Optuna's storage, which retries with `Patience`."""
         return PatientStorage(self.database.optuna, self._patience)
 
     @property
@@ -402,7 +402,7 @@ class SharedStudy:
 
     @property
     def name(self) -> str | None:
-        """What it is called there; ``None`` if the database does not have it."""
+        """Its name in the database; ``None`` if the database does not have it."""
         if self._name is None and self.database.is_made:
             self._name = self._transaction(lambda connection: connection.execute(self._named).scalar_one_or_none())
         return self._name
@@ -416,10 +416,10 @@ class SharedStudy:
         return select(STUDIES.c.study).where(STUDIES.c.mark == self._mark)
 
     def enter(self, spec: StudySpec) -> str:
-        """Enter the study if the database does not have it yet; return what it is called there.
+        """Enter the study if the database does not have it yet; return its name there.
 
         Raises:
-            UsageError: the name belongs to another study, of autotune or of somebody else.
+            UsageError: the name belongs to another study, of autotune or of someone else.
         """
         from sqlalchemy import insert, text
         from sqlalchemy.exc import IntegrityError
@@ -430,29 +430,29 @@ class SharedStudy:
             row = {"study": spec.name, "mark": self._mark, "request": spec.model_dump_json()}
 
             def enter(connection: sqlalchemy.Connection) -> None:
-                # Optuna has a study of ours only after it has been entered.
-                asked = text("select study_id from studies where study_name = :name")
-                if connection.execute(asked, {"name": spec.name}).first() is not None:
+                # Optuna has an autotune study only after it has been entered here.
+                query = text("select study_id from studies where study_name = :name")
+                if connection.execute(query, {"name": spec.name}).first() is not None:
                     raise name_taken(spec.name, self.database.address)
                 connection.execute(insert(STUDIES).values(row))
 
             try:
                 self._transaction(enter)
             except IntegrityError:
-                # Entered after all, if the answer was lost.
+                # It may have been entered after all if the answer was lost.
                 if self.name is None:
                     raise name_taken(spec.name, self.database.address) from None
         assert self.name is not None
         return self.name
 
     def write(self, act: Callable[[sqlalchemy.Connection, str], None]) -> None:
-        """Change something in a transaction; ``act`` may be called several times, and be successful twice."""
+        """Change something in a transaction; ``act`` may be called several times, and succeed twice."""
         name = self.name
         assert name is not None
         self._transaction(lambda connection: act(connection, name))
 
     def read(self, ask: Callable[[sqlalchemy.Connection, str], _T]) -> _T:
-        """Return what a question about the study is answered."""
+        """Return the result of a query about the study."""
         name = self.name
         assert name is not None
         return self._transaction(lambda connection: ask(connection, name))
@@ -466,12 +466,12 @@ class SharedStudy:
 
 
 def name_taken(name: str, address: str) -> UsageError:
-    """Return the error for a study whose name another one has in a shared database."""
+    """Return the error for a study whose name is taken in a shared database."""
     return UsageError(f"{address} has another study {name!r}", advice="another --study starts a new one.")
 
 
 def _twice(act: Callable[[], _T]) -> _T:
-    """Make tables. Of two that make them at the same moment one fails, and finds them made when it tries again."""
+    """Create tables. If two processes do so at the same moment, one fails and finds them when it tries again."""
     try:
         return act()
     except Exception as error:  # ours and Optuna's, from SQLAlchemy's
@@ -490,20 +490,20 @@ def _is_double(error: BaseException) -> bool:
 
 
 def _lost(context: sqlalchemy.ExceptionContext) -> None:
-    """Raise `LostConnection` for an error that says nothing about what was asked."""
+    """Raise `LostConnection` for an error that says nothing about the operation itself."""
     from sqlalchemy.exc import InterfaceError, OperationalError
 
-    # A look whether a connection from the pool is alive is the pool's own affair.
+    # Checking whether a connection from the pool is alive is the pool's own business.
     if not context.is_pre_ping and isinstance(context.sqlalchemy_exception, InterfaceError | OperationalError):
         raise LostConnection(_words(context.original_exception)) from context.original_exception
 
 
 def _words(error: BaseException) -> str:
-    """Return what a server or its driver says, in one line."""
+    """Return the message of a server or its driver, in one line."""
     lines = [line.strip() for line in str(getattr(error, "orig", None) or error).splitlines() if line.strip()]
-    # libpq tells of each address that it has tried; what the server itself says follows this word.
-    said = next((line for line in reversed(lines) if "FATAL:" in line or line.startswith("- ")), None)
-    words = said or next(iter(lines), type(error).__name__)
+    # libpq reports each address that it has tried; the server's own message follows this word.
+    message = next((line for line in reversed(lines) if "FATAL:" in line or line.startswith("- ")), None)
+    words = message or next(iter(lines), type(error).__name__)
     return words.removeprefix("- ").removeprefix("connection failed: ")
 
 
@@ -525,22 +525,22 @@ def _without_driver(url: StorageUrl) -> MachineError:
 
 # Opens a study in its own file, and translates SQLite's errors on writing it to `autotune.base.errors`.
 
-#: First letters of the names of our attributes of an Optuna study.
+#: Prefix of the names of autotune's attributes of an Optuna study.
 OURS = "autotune_"
-#: The folder of a study in a shared database, as its last search has seen it.
+#: Attribute with the folder of a study in a shared database, as of its last search.
 _FOLDER = f"{OURS}folder"
 
 IF_DAMAGED = "if it is damaged, move it away; `autotune resume` reads the trials again from their folders."
 
 
 def open_study(files: StudyFiles, *, objectives: int = 1) -> optuna.Study:
-    """Open the study in the database, to write to it. It is made if it does not exist.
+    """Open the study in the database for writing. It is created if it does not exist.
 
     Args:
-        objectives: their number in a study that is made.
+        objectives: number of objectives of a study that is created.
 
     Raises:
-        MachineError: the file is not a database that this version can use, holds somebody else's study, or cannot be
+        MachineError: the file is not a database that this version can use, holds someone else's study, or cannot be
             written.
     """
     # Optuna's log lines would break up the live panel.
@@ -562,34 +562,34 @@ def open_study(files: StudyFiles, *, objectives: int = 1) -> optuna.Study:
             raise cannot_write(files, refused) from error
         raise MachineError(
             f"{files.database} cannot be opened: {error}".splitlines()[0],
-            # Raised for tables of another version; the message says what to do.
+            # A RuntimeError is raised for tables of another version; its message says what to do.
             advice=None if isinstance(error, RuntimeError) else IF_DAMAGED,
         ) from error
 
 
 def open_shared(shared: SharedStudy, spec: StudySpec, files: StudyFiles) -> optuna.Study:
-    """Open the study in a database that several machines share, to write to it. It is made if it does not exist.
+    """Open the study in a database that several machines share for writing. It is created if it does not exist.
 
     Raises:
-        UsageError: its name belongs to another study there, or the folder is a copy of the one that has it.
+        UsageError: its name belongs to another study there, or the folder is a copy of the study's own.
         MachineError: the database does not answer.
     """
     name = shared.enter(spec)
     directions = [StudyDirection.MAXIMIZE] * len(spec.objectives)
     study = optuna.create_study(study_name=name, storage=shared.optuna, directions=directions, load_if_exists=True)
-    before, now = study.user_attrs.get(_FOLDER), str(files.folder.resolve())
-    if before is not None and _is_copy(files, StudyFiles(Path(before)), spec):
+    stored_folder, folder = study.user_attrs.get(_FOLDER), str(files.folder.resolve())
+    if stored_folder is not None and _is_copy(files, StudyFiles(Path(stored_folder)), spec):
         raise UsageError(
-            f"{files.folder} is a copy of {before}, and both have the same trials in {shared.database.address}",
+            f"{files.folder} is a copy of {stored_folder}, and both have the same trials in {shared.database.address}",
             advice="resume that one, or start a new study from this one with `autotune resume --fork`.",
         )
-    if before != now:
-        study.set_user_attr(_FOLDER, now)
+    if stored_folder != folder:
+        study.set_user_attr(_FOLDER, folder)
     return study
 
 
 def _is_copy(files: StudyFiles, other: StudyFiles, spec: StudySpec) -> bool:
-    """Return whether both folders have the same study. One that was renamed or moved is not where it was."""
+    """Return whether both folders have the same study. A renamed or moved folder is no longer where it was."""
     try:
         return not files.folder.samefile(other.folder) and read_request(other).mark == spec.mark
     except (OSError, UsageError):
@@ -597,7 +597,7 @@ def _is_copy(files: StudyFiles, other: StudyFiles, spec: StudySpec) -> bool:
 
 
 def in_memory() -> optuna.Study:
-    """Return a study of one objective that is stored nowhere."""
+    """Return a study with one objective that is stored nowhere."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna.create_study(direction="maximize")
 
@@ -608,19 +608,19 @@ def name_in(storage: BaseStorage, files: StudyFiles) -> str | None:
     A study keeps the name that its folder had when it was created, because folders are renamed and copied.
 
     Raises:
-        MachineError: the database holds a study of somebody else's.
+        MachineError: the database holds someone else's study.
     """
-    there = storage.get_all_studies()
-    ours = [s.study_name for s in there if any(name.startswith(OURS) for name in s.user_attrs)]
-    if not ours:
+    studies = storage.get_all_studies()
+    names = [s.study_name for s in studies if any(name.startswith(OURS) for name in s.user_attrs)]
+    if not names:
         # A search that was killed while it created its study leaves one without attributes and without trials.
-        ours = [s.study_name for s in there if storage.get_n_trials(s._study_id) == 0]
-    if there and not ours:
+        names = [s.study_name for s in studies if storage.get_n_trials(s._study_id) == 0]
+    if studies and not names:
         raise MachineError(
-            f"{files.database} holds {there[0].study_name!r}, a study that autotune did not make",
+            f"{files.database} holds {studies[0].study_name!r}, a study that autotune did not make",
             advice="move that file to another folder; nothing was written to it.",
         )
-    return files.name if files.name in ours else next(iter(ours), None)
+    return files.name if files.name in names else next(iter(names), None)
 
 
 @contextlib.contextmanager
@@ -645,10 +645,12 @@ def refusal(error: BaseException) -> sqlite3.OperationalError | None:
 
 def cannot_write(files: StudyFiles, refused: sqlite3.OperationalError) -> MachineError:
     """Return the error to raise when SQLite has refused to write."""
-    full = is_full(refused)
+    disk_is_full = is_full(refused)
     return MachineError(
-        f"cannot write {files.database}: {'the disk is full' if full else refused}",
-        advice=FREE_SOME_SPACE if full else "nothing is lost; `autotune resume` goes on once it can be written.",
+        f"cannot write {files.database}: {'the disk is full' if disk_is_full else refused}",
+        advice=FREE_SOME_SPACE
+        if disk_is_full
+        else "nothing is lost; `autotune resume` goes on once it can be written.",
     )
 
 

@@ -41,11 +41,11 @@ from autotune.samplers.sampler import HEAT, PREDICTED, RECORD, distributions, he
 from autotune.space import Space, key
 from autotune.study.database import OURS, open_study, writing
 
-# ``conditions.json``: the machine and the space that a study is tied to, for when its database has been moved away.
+# ``conditions.json``: the machine and the space that a study is tied to, in case its database has been moved away.
 
 #: Key of the baseline in the stored space, next to the knobs' names.
 BASELINE = "baseline"
-#: Conditions take some kilobytes.
+#: Conditions take a few kilobytes.
 MAX_BYTES = 2**20
 
 
@@ -53,7 +53,7 @@ class StudyConditions(Record):
     """What must not change between the runs of a study.
 
     Attributes:
-        space: the values of each knob that may be chosen, and the settings of the `BASELINE`, as text.
+        space: the values that each knob may have, and the settings of the `BASELINE`, as text.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -104,11 +104,11 @@ def read_conditions(files: StudyFiles) -> StudyConditions | None:
         ) from error
 
 
-# Heats of a study: configurations compared in one process, whatever single ones of them do to it.
+# Heats of a study: configurations are compared in one process, whatever individual ones do to it.
 
 
 def run_heat(launch: Callable[[int, HeatPlan], TrialResult], plan: HeatPlan) -> Heat:
-    """Run a heat and return what is known of each entrant, in the order of the plan.
+    """Run a heat and return what is known about each entrant, in the order of the plan.
 
     Args:
         launch: runs one launch of a heat, given its number, counted from 1, and its plan; see `heat_steps`.
@@ -125,41 +125,41 @@ def run_heat(launch: Callable[[int, HeatPlan], TrialResult], plan: HeatPlan) -> 
 
 
 def heat_steps(plan: HeatPlan) -> Generator[tuple[int, HeatPlan], TrialResult, Heat]:
-    """Yield the number, counted from 1, and the plan of each launch of a heat; is sent the launch's result; returns
-    what is known of each entrant, in the order of the plan.
+    """Yield the number, counted from 1, and the plan of each launch of a heat; receive the launch's result; return what
+    is known about each entrant, in the order of the plan.
 
     An entrant that ends the process (a crash, a hang, a time limit, and for the reference any failure) is charged with
-    it, and the others run again without it, and without those that would be refused alike; ratios are then relative to
-    the first of those. What was killed from outside is charged to nobody and runs again, at most `ATTEMPTS` times.
-    Entrants of which nothing is known after that have the status ``interrupted``.
+    it. The others run again without it and without those that would be refused in the same way; ratios are then
+    relative to the first of the remaining ones. A launch that was killed from outside is charged to no entrant and runs
+    again, at most `ATTEMPTS` times. Entrants about which nothing is known after that have the status ``interrupted``.
     """
-    found: dict[int, HeatEntrant] = {}
-    left = list(range(len(plan.entrants)))
-    made = innocent = 0
-    seen: Heat | None = None
+    entrants_by_index: dict[int, HeatEntrant] = {}
+    remaining = list(range(len(plan.entrants)))
+    number = blameless = 0
+    last_heat: Heat | None = None
     cause = "the heat could not be run to its end"
-    while len(left) > 1:
-        made += 1
-        result = yield made, plan.model_copy(update={"entrants": tuple(plan.entrants[i] for i in left)})
+    while len(remaining) > 1:
+        number += 1
+        result = yield number, plan.model_copy(update={"entrants": tuple(plan.entrants[i] for i in remaining)})
         if result.heat is not None and result.status is TrialStatus.COMPLETE:
-            seen = result.heat
-            found |= dict(zip(left, seen.entrants, strict=True))
+            last_heat = result.heat
+            entrants_by_index |= dict(zip(remaining, last_heat.entrants, strict=True))
             break
         cause = result.cause or cause
         if result.status is TrialStatus.INTERRUPTED:
             break
         if result.status is TrialStatus.KILLED or result.turn is None:
-            innocent += 1
-            if innocent == ATTEMPTS or (result.turn is None and not result.transient):
+            blameless += 1
+            if blameless == ATTEMPTS or (result.turn is None and not result.transient):
                 break
             continue
-        failed = left[result.turn]
-        # What refuses a value does so whatever the other knobs are.
-        alike = [i for i in left if shares(result.refuses, plan.entrants[failed], plan.entrants[i])]
-        # The reference has run with what it has.
+        failed = remaining[result.turn]
+        # Whatever refuses a value does so regardless of the other knobs.
+        alike = [i for i in remaining if shares(result.refuses, plan.entrants[failed], plan.entrants[i])]
+        # The reference has already run with its values.
         for charged in [failed] if 0 in alike or not alike else alike:
-            left.remove(charged)
-            found[charged] = HeatEntrant(
+            remaining.remove(charged)
+            entrants_by_index[charged] = HeatEntrant(
                 config=dict(plan.entrants[charged]),
                 status=result.status,
                 phase=result.phase,
@@ -170,21 +170,21 @@ def heat_steps(plan: HeatPlan) -> Generator[tuple[int, HeatPlan], TrialResult, H
                 peak_bytes=result.peak_bytes,
             )
     entrants = tuple(
-        found.get(i, HeatEntrant(config=dict(config), status=TrialStatus.INTERRUPTED, cause=cause))
+        entrants_by_index.get(i, HeatEntrant(config=dict(config), status=TrialStatus.INTERRUPTED, cause=cause))
         for i, config in enumerate(plan.entrants)
     )
-    if seen is None:
+    if last_heat is None:
         return Heat(
             side=plan.side, entrants=entrants, noise_sd=0.0, startup_s=0.0, switch_s=0.0, measured_s=0.0, ended=cause
         )
-    return seen.model_copy(update={"entrants": entrants})
+    return last_heat.model_copy(update={"entrants": entrants})
 
 
 def dealt(entrants: Sequence[Config], hands: int) -> list[tuple[Config, ...]]:
-    """Deal the entrants of a heat out to several: the first one, the reference, takes part in all of them.
+    """Deal the entrants of a heat out to several heats. The first one, the reference, takes part in all of them.
 
     Returns:
-        at most ``hands`` heats, each with two entrants at least beside the reference, if there are as many.
+        at most ``hands`` heats, each with at least two entrants besides the reference, if there are that many.
     """
     reference, others = entrants[0], entrants[1:]
     count = max(1, min(hands, len(others) // 2))
@@ -193,7 +193,7 @@ def dealt(entrants: Sequence[Config], hands: int) -> list[tuple[Config, ...]]:
 
 # What a study has done so far.
 
-# The files of launches: what was asked of each, and how it ended.
+# The files of launches: the request for each, and how it ended.
 
 
 def read_launch(files: LaunchFiles) -> tuple[TrialSpec | None, TrialResult | None]:
@@ -223,7 +223,7 @@ def write_result(files: LaunchFiles, result: TrialResult) -> None:
 # The stored trials of a study: a plain Optuna study, in ``study.db`` or in a database that several machines share.
 #
 # Optuna's trials, with one user attribute each, hold everything that a resume needs. The tables ``autotune_launches``
-# and ``autotune_settings`` beside them are for people; they can be rebuilt from the launches' folders at any time.
+# and ``autotune_settings`` next to them are for people; they can be rebuilt from the launches' folders at any time.
 
 
 FINGERPRINT = f"{OURS}fingerprint"
@@ -246,7 +246,7 @@ def slim(result: TrialResult) -> TrialResult:
 
 
 def _slim_heat(heat: StudyHeat) -> StudyHeat:
-    """Return a copy of a heat without what was around its turns."""
+    """Return a copy of a heat without the surroundings of its turns."""
     entrants = tuple(
         e.model_copy(update={"turns": tuple(t and t.model_copy(update={"around": None}) for t in e.turns)})
         for e in heat.heat.entrants
@@ -259,9 +259,9 @@ class PastContest:
     """A contest that no trial won, after which the search went on.
 
     Attributes:
-        trials: numbers of those that were entered, in order. newest: of the last one of the search.
-        searched_s: seconds of the budget that were spent when it began.
-        until_s: searching may go on until this many are.
+        trials: numbers of the trials that were entered, in order. newest: number of the search's last trial.
+        searched_s: seconds of the budget that were spent when the contest began.
+        until_s: searching may go on until this many seconds are spent.
     """
 
     trials: tuple[int, ...]
@@ -278,7 +278,7 @@ class History:
     still marked as running.
 
     Args:
-        study: to use instead of the one in ``study.db``. objectives: their number.
+        study: the study to use instead of the one in ``study.db``. objectives: number of objectives.
 
     Raises:
         MachineError: ``study.db`` cannot be opened or is not a database. Every method raises it if the database cannot
@@ -298,14 +298,14 @@ class History:
         for trial in finished(self.optuna.get_trials(deepcopy=False)):
             self._remember(trial, of_earlier_run=True)
         self.heats = heats_of(self.optuna)
-        #: The contests that nothing won, in order.
+        #: Contests that no trial won, in order.
         self.contests = [
             PastContest(**{**contest, "trials": tuple(contest["trials"])})
             for contest in self.optuna.user_attrs.get(_CONTESTS, [])
         ]
-        #: Trials that were asked for, or found running, and whose result Optuna does not have yet.
+        #: Trials that were started here or found running, and whose result Optuna does not have yet.
         self._pending: dict[int, optuna.Trial] = {}
-        #: Keys of the configurations that run, by trial.
+        #: Keys of the running configurations, by trial.
         self._running: dict[int, str] = {}
 
     def bind(self, fingerprint: Fingerprint) -> None:
@@ -316,9 +316,9 @@ class History:
         """
         now = conditions_of(fingerprint, self._space)
         attributes = self.optuna.user_attrs
-        bound = FINGERPRINT in attributes
+        is_bound = FINGERPRINT in attributes
         then = read_conditions(self._files)
-        if bound:
+        if is_bound:
             then = StudyConditions(fingerprint=attributes[FINGERPRINT], space=attributes.get(SPACE, {}))
         rows = [] if then is None else then.differences(now)
         if rows:
@@ -329,7 +329,7 @@ class History:
             )
         if not self._files.conditions.exists():
             write_conditions(self._files, now)
-        if not bound:
+        if not is_bound:
             with writing(self._files):
                 self.optuna.set_user_attr(SPACE, now.model_dump(mode="json")["space"])
                 self.optuna.set_user_attr(FINGERPRINT, fingerprint.model_dump())
@@ -353,14 +353,14 @@ class History:
     @property
     def capacity_bytes(self) -> int | None:
         """Device memory that a training may use; ``None`` if unknown."""
-        found: int | None = self.optuna.user_attrs.get(_CAPACITY)
-        return found
+        capacity: int | None = self.optuna.user_attrs.get(_CAPACITY)
+        return capacity
 
     @property
     def ended(self) -> str | None:
         """Why the search ended; ``None`` if it has not ended."""
-        found: str | None = self.optuna.user_attrs.get(_ENDED)
-        return found
+        reason: str | None = self.optuna.user_attrs.get(_ENDED)
+        return reason
 
     @property
     def ended_at_s(self) -> float:
@@ -368,7 +368,7 @@ class History:
         return float(self.optuna.user_attrs.get(_ENDED_AT, 0.0))
 
     def end(self, reason: str, spent_s: float) -> None:
-        """Store why the search ended, and how much of its budget had been spent. The proof that follows can be
+        """Store why the search ended and how much of its budget had been spent. The proof that follows can be
         interrupted and resumed."""
         with writing(self._files):
             self.optuna.set_user_attr(_ENDED_AT, spent_s)
@@ -380,7 +380,7 @@ class History:
             self.optuna.set_user_attr(_ENDED, None)
 
     def go_on(self, lost: PastContest) -> None:
-        """Store a contest that nothing won, and let the search go on."""
+        """Store a contest that no trial won, and let the search go on."""
         with writing(self._files):
             self.optuna.set_user_attr(_CONTESTS, [asdict(contest) for contest in (*self.contests, lost)])
         self.contests.append(lost)
@@ -392,7 +392,7 @@ class History:
         A trial has the result that its process wrote before the kill, or else status ``interrupted``. The caller scores
         the trials and passes them to `record`.
         """
-        found = []
+        left_running = []
         for frozen in self.optuna.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             trial = optuna.Trial(self.optuna, frozen._trial_id)
             files = self._files.trial(frozen.number)
@@ -407,9 +407,9 @@ class History:
                 )
                 write_result(files, result)
             repeats = frozen.user_attrs.get("repeats")
-            found.append(Trial(number=frozen.number, config=config, result=result, repeats=repeats))
+            left_running.append(Trial(number=frozen.number, config=config, result=result, repeats=repeats))
             self._pending[frozen.number] = trial
-        return found
+        return left_running
 
     @property
     def newest(self) -> int:
@@ -418,13 +418,13 @@ class History:
 
     @property
     def tried(self) -> Set[str]:
-        """Keys of configurations not to launch again: those that run, are known, or failed `ATTEMPTS` times (disturbed:
-        in this run)."""
+        """Keys of configurations not to launch again: those that are running, have a verdict, or failed `ATTEMPTS`
+        times (disturbed ones: in this run)."""
         return self._tried.union(self._running.values()) if self._running else self._tried
 
     @property
     def was_only_disturbed(self) -> bool:
-        """Whether there have been trials, and others kept the machine too busy to measure any of them."""
+        """Whether there have been trials, but other processes kept the machine too busy to measure any of them."""
         return any(_is_disturbed(t.result) for t in self.trials) and not any(_is_known(t.result) for t in self.trials)
 
     @property
@@ -452,7 +452,7 @@ class History:
         return bool(self.optuna.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
 
     def ask(self) -> tuple[int, dict[str, Value], int | None]:
-        """Start a trial; return its number, its configuration, and the number of the trial it repeats, if any."""
+        """Start a trial; return its number, its configuration, and the number of the trial that it repeats, if any."""
         with writing(self._files):
             trial = self.optuna.ask()
             config = suggest(trial, self._space)
@@ -464,17 +464,17 @@ class History:
         """Store a finished trial durably, then report it to Optuna. Return the trial as stored.
 
         Args:
-            excess: by how much it fails to meet what is required.
+            excess: by how much it fails to meet the requirements.
         """
-        asked = self._pending[trial.number]
-        told = asked.storage.get_trial(asked._trial_id).system_attrs.get(PREDICTED)
-        predicted = None if told is None else Prediction.model_validate(told)
-        remembered = trial.model_copy(update={"result": slim(trial.result), "predicted": predicted})
+        pending = self._pending[trial.number]
+        prediction = pending.storage.get_trial(pending._trial_id).system_attrs.get(PREDICTED)
+        predicted = None if prediction is None else Prediction.model_validate(prediction)
+        stored = trial.model_copy(update={"result": slim(trial.result), "predicted": predicted})
         with writing(self._files):
-            asked.set_user_attr(RECORD, remembered.model_dump(mode="json"))
+            pending.set_user_attr(RECORD, stored.model_dump(mode="json"))
             tell(
                 self.optuna,
-                asked,
+                pending,
                 trial.result.status,
                 scores=() if trial.score is None else (trial.score, *trial.further),
                 rate_seen_per_s=trial.rate_per_s,
@@ -482,29 +482,29 @@ class History:
             )
         del self._pending[trial.number]
         self._running.pop(trial.number, None)
-        self._remember(remembered)
-        return remembered
+        self._remember(stored)
+        return stored
 
     def record_heat(self, heat: StudyHeat) -> StudyHeat:
-        """Store a heat that has ended; return it as stored."""
-        remembered = _slim_heat(heat)
+        """Store a finished heat; return it as stored."""
+        stored = _slim_heat(heat)
         with writing(self._files):
-            self.optuna.set_user_attr(f"{HEAT}{heat.number:05d}", remembered.model_dump(mode="json"))
-        self.heats = sorted([*self.heats, remembered], key=lambda h: h.number)
-        return remembered
+            self.optuna.set_user_attr(f"{HEAT}{heat.number:05d}", stored.model_dump(mode="json"))
+        self.heats = sorted([*self.heats, stored], key=lambda h: h.number)
+        return stored
 
     def _remember(self, trial: Trial, *, of_earlier_run: bool = False) -> None:
         self.trials.append(trial)
         self.trials.sort(key=lambda t: t.number)
         name = key(trial.config)
-        # Others may have left the machine since an earlier run, so what they disturbed then is tried again.
+        # Other processes may have left the machine since an earlier run, so what they disturbed is tried again.
         self._failures[name] += trial.result.transient and not (of_earlier_run and _is_disturbed(trial.result))
         if _is_known(trial.result) or self._failures[name] >= ATTEMPTS:
             self._tried.add(name)
 
 
 def _is_disturbed(result: TrialResult) -> bool:
-    """Return whether others kept the machine too busy to measure."""
+    """Return whether other processes kept the machine too busy to measure."""
     return result.status is TrialStatus.INTERRUPTED and result.transient
 
 
@@ -513,20 +513,20 @@ def _is_known(result: TrialResult) -> bool:
 
 
 def finished(trials: list[optuna.trial.FrozenTrial]) -> list[Trial]:
-    """Convert Optuna's finished trials to our records, in order of their numbers."""
-    found = [
+    """Convert Optuna's finished trials to `Trial` records, in order of their numbers."""
+    records = [
         Trial.model_validate(t.user_attrs[RECORD]) for t in trials if t.state.is_finished() and RECORD in t.user_attrs
     ]
-    return sorted(found, key=lambda t: t.number)
+    return sorted(records, key=lambda t: t.number)
 
 
-# Takes trials and heats that only their folders know of back into a study's database.
+# Takes trials and heats that exist only as folders back into a study's database.
 
 
 def adopt_folders(files: StudyFiles, history: History, space: Space, now: Fingerprint) -> None:
     """Mark the trials that the database lacks as running; `History.recover` then reads their results.
 
-    The database has been moved away, or replaced by an older copy. New trials would get the numbers of these, and
+    The database has been moved away, or replaced by an older copy. New trials would get the numbers of these trials and
     overwrite their folders.
 
     Args:
@@ -537,15 +537,15 @@ def adopt_folders(files: StudyFiles, history: History, space: Space, now: Finger
         MachineError: the database cannot be written.
     """
     study = history.optuna
-    known = study.get_trials(deepcopy=False)
+    stored = study.get_trials(deepcopy=False)
     offered = distributions(space)
     numbers = [int(f.name) for f in files.trials.glob("*") if f.name.isdecimal()]
     with writing(files):
-        for frozen in known:
-            # A trial that waits has not been launched, and only a launch makes a folder.
+        for frozen in stored:
+            # A waiting trial has not been launched, and only a launch makes a folder.
             if frozen.state is TrialState.WAITING and files.trial(frozen.number).folder.exists():
                 study._storage.set_trial_state_values(frozen._trial_id, TrialState.RUNNING)
-        for number in range(len(known), max(numbers, default=-1) + 1):
+        for number in range(len(stored), max(numbers, default=-1) + 1):
             spec, _ = read_launch(files.trial(number))
             if spec is not None:
                 _refuse_others(files, spec, now)
@@ -561,14 +561,14 @@ def adopt_folders(files: StudyFiles, history: History, space: Space, now: Finger
 
 
 def adopt_heats(files: StudyFiles, history: History) -> None:
-    """Store the heats that the database lacks and that have ended, as their folders show."""
-    known = {heat.number for heat in history.heats}
+    """Store the finished heats that the database lacks, as found in their folders."""
+    recorded = {heat.number for heat in history.heats}
     names = [f.name.removeprefix("heat-").removesuffix("-1") for f in files.launches.glob("heat-*-1")]
-    lacking = sorted({int(n) for n in names if n.isdecimal()} - known)
-    trials = [int(f.name) for f in files.trials.glob("*") if lacking and f.name.isdecimal()]
+    missing = sorted({int(n) for n in names if n.isdecimal()} - recorded)
+    trials = [int(f.name) for f in files.trials.glob("*") if missing and f.name.isdecimal()]
     results = [read_launch(files.trial(number))[1] for number in trials]
     trials_s = [result.began_s for result in results if result is not None and result.began_s is not None]
-    for number in lacking:
+    for number in missing:
         spec, _ = read_launch(files.launch(f"heat-{number}-1"))
         wall_s, began_s = 0.0, math.inf
 
@@ -583,9 +583,9 @@ def adopt_heats(files: StudyFiles, history: History) -> None:
 
         if spec is not None and spec.heat is not None:
             with contextlib.suppress(_UnfinishedError):
-                found = run_heat(stored, spec.heat)
+                adopted = run_heat(stored, spec.heat)
                 after = sum(trial_s < began_s for trial_s in trials_s)
-                history.record_heat(StudyHeat(number=number, after=after, heat=found, wall_s=wall_s))
+                history.record_heat(StudyHeat(number=number, after=after, heat=adopted, wall_s=wall_s))
 
 
 class _UnfinishedError(Exception):
@@ -604,7 +604,7 @@ def _refuse_others(files: StudyFiles, spec: TrialSpec, now: Fingerprint) -> None
         )
 
 
-# Accounts for the time of a study, from the results in its launches' folders.
+# Accounts for the time of a study, using the results in its launches' folders.
 
 
 BETWEEN = "between launches"
@@ -626,8 +626,8 @@ _ORDER = (
 def seconds_by_purpose(files: StudyFiles, elapsed_s: float) -> tuple[LedgerRow, ...]:
     """Return one row per purpose, in the order of a search. The last row is the time between launches.
 
-    A killed launch counts with what is known of it. A repeated launch counts once, because its folder holds the last
-    attempt only. Time of an interrupted run that is not covered by a launch's folder counts as between launches.
+    A killed launch counts with what is known about it. A repeated launch counts once, because its folder holds only the
+    last attempt. Time of an interrupted run that no launch's folder covers counts as between launches.
     """
     rows: dict[str, LedgerRow] = {}
     results = []
@@ -642,9 +642,9 @@ def seconds_by_purpose(files: StudyFiles, elapsed_s: float) -> tuple[LedgerRow, 
 
 
 def _covered_s(results: Sequence[TrialResult]) -> float:
-    """Return the seconds in which any launch ran: several may have run side by side.
+    """Return the seconds during which any launch ran: several may have run side by side.
 
-    Those of older versions do not tell when they began, and ran one after another.
+    Launches of older versions do not record when they began, and ran one after another.
     """
     covered_s = sum(r.wall_s for r in results if r.began_s is None)
     until_s = -math.inf
@@ -671,7 +671,7 @@ def _add(row: LedgerRow, result: TrialResult) -> LedgerRow:
     kept_s = result.measurement.measured_s if result.measurement is not None else 0.0
     if result.heat is not None:
         kept_s = result.heat.measured_s
-        # The models are compiled in turn, which the phases do not add up.
+        # The models are compiled one after another, which the phases do not add up.
         compile_s = sum(e.first_step_s or 0.0 for e in result.heat.entrants)
     # Steps cut from the front of the windows by steady-state detection count as warm-up.
     warmup_s = phases.get(Phase.WARMUP, 0.0)

@@ -45,14 +45,14 @@ from autotune.study.history import heat_steps, read_launch, write_result
 from autotune.study.tables import LaunchTables, SamplesRead
 from autotune.workload.catalog import source_files, source_hash
 
-# Notices that a workload's files are edited while a search runs.
+# Detects edits of a workload's files while a search runs.
 
 
 _Stamp = tuple[int, int, int, int]
 
 
 class SourceWatch:
-    """A workload's file and the modules beside it that it imports, as they were when the search began.
+    """A workload's file and the modules next to it that it imports, as they were when the search began.
 
     Args:
         path: the workload's file.
@@ -63,11 +63,11 @@ class SourceWatch:
         self._path = path
         self._sha256 = sha256
         self._contents: dict[str, bytes] = {}
-        #: Of the files, and of their folders: a new file may hide a module that was imported from elsewhere.
+        #: Stamps of the files and of their folders: a new file may hide a module that was imported from elsewhere.
         self._stamps: dict[Path, _Stamp | None] = {}
 
     def edited(self) -> str | None:
-        """Return the name of a file that is not as it was; ``None`` if all are.
+        """Return the name of a file that has changed; ``None`` if there is none.
 
         The files are read only if one has been touched since the last call.
         """
@@ -78,7 +78,7 @@ class SourceWatch:
             folder = self._path.parent
             files = [folder / name for name in contents]
             stamps = {path: _stamp(path) for path in (*files, *(file.parent for file in files))}
-            # Read again: the stamps are of this content only if it is the same before and after them.
+            # The files are read again: the stamps belong to this content only if it is the same before and after them.
             if source_hash(self._path) == self._sha256:
                 self._contents, self._stamps = contents, stamps
                 return None
@@ -87,7 +87,7 @@ class SourceWatch:
         return self._first_difference(contents)
 
     def check(self) -> None:
-        """Raise if a file is not as it was.
+        """Raise if a file has changed.
 
         Raises:
             WorkloadError: a file was edited.
@@ -99,7 +99,7 @@ class SourceWatch:
     def _first_difference(self, contents: dict[str, bytes]) -> str:
         names = sorted(contents.keys() | self._contents.keys())
         differing = [name for name in names if contents.get(name) != self._contents.get(name)]
-        # Without an earlier look, only the hash of all is known.
+        # Before the first successful look, only the hash of all files is known.
         return differing[0] if self._contents and differing else self._path.name
 
 
@@ -113,18 +113,18 @@ def edited_meanwhile(name: str) -> WorkloadError:
 
 def _stamp(path: Path) -> _Stamp | None:
     with contextlib.suppress(OSError):
-        found = os.stat(path)
-        return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+        status = os.stat(path)
+        return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
     return None
 
 
 # The launches of a study.
 
-# Runs a study's launches on its devices, within its budget, and enters each in the study's tables.
+# Runs a study's launches on its devices within its budget, and enters each in the study's tables.
 
 
 _T = TypeVar("_T")
-#: Launches, one after another: yields the spec of each, is sent its result, and returns what all of them show.
+#: Launches, one after another: yields the spec of each, receives its result, and returns what all of them show.
 Launching = Generator[TrialSpec, TrialResult, _T]
 
 
@@ -142,7 +142,7 @@ class _Task:
     """Launches on one device, one after another.
 
     Attributes:
-        spec: of the launch that runs now. waits: it has not begun to train, and may be waiting for its device.
+        spec: spec of the current launch. waits: it has not begun to train, and may be waiting for its device.
     """
 
     title: str
@@ -153,12 +153,12 @@ class _Task:
 
 
 class RunningLaunches:
-    """The launches that run now, at most one on each device.
+    """The running launches, at most one on each device.
 
-    Of launches that run side by side, the observer receives the beats of the one that has begun last.
+    If launches run side by side, the observer receives the beats of the one begun last.
 
     Args:
-        places: the devices; what is run alone is run on the first.
+        places: the devices; a launch that runs alone runs on the first.
         source: the workload's files, if they can be watched.
         launcher: `Lanes`, as many as there are devices, or the launcher of the only one.
         stop: called a few times a second; if it returns True, the running launches end as interrupted.
@@ -204,28 +204,28 @@ class RunningLaunches:
         return max(0, self.devices - len(self._tasks))  # some may have gone while something ran on them
 
     def alone(self, title: str, launching: Launching[_T]) -> _T:
-        """Run launches on the first device, while nothing else runs; return what they show.
+        """Run launches on the first device while nothing else runs; return what they return.
 
         Raises:
             WorkloadError: the workload's files have been edited.
             MachineError: see `Launcher`.
         """
-        found: list[_T] = []
+        results: list[_T] = []
         try:
-            self.begin(title, launching, found.append)
-            while not found:
+            self.begin(title, launching, results.append)
+            while not results:
                 self.end()
         except BaseException:
             self.abandon()
             raise
-        return found[0]
+        return results[0]
 
     def begin(self, title: str, launching: Launching[_T], then: Callable[[_T], None]) -> None:
         """Begin launches on a free device.
 
         Args:
-            title: names their purpose.
-            then: called by `end` with what they have shown.
+            title: describes their purpose.
+            then: called by `end` with what they return.
 
         Raises:
             WorkloadError, MachineError: as `alone`.
@@ -238,7 +238,7 @@ class RunningLaunches:
             self._launch(lane, title, launching, then, spec)
 
     def end(self) -> None:
-        """Wait until the launches on one device have ended, and call what was to be called then.
+        """Wait until the launches on one device have ended, and call their callback.
 
         Raises:
             WorkloadError, MachineError: as `alone`.
@@ -254,7 +254,7 @@ class RunningLaunches:
             self._launch(lane, task.title, task.launching, task.then, spec)
 
     def abandon(self) -> None:
-        """End everything that runs. A resumed study finds the results in the launches' folders."""
+        """End everything that is running. A resumed study finds the results in the launches' folders."""
         self.lanes.abandon()
         self._budget.resume()
         while self._tasks:
@@ -285,7 +285,7 @@ class RunningLaunches:
         self.lanes.begin(lane, spec, on_beat=beat, stop=self.should_stop)
 
     def _entered(self, lane: int, spec: TrialSpec, result: TrialResult) -> TrialResult:
-        """Enter a launch that has ended in the budget and in the tables."""
+        """Enter a finished launch in the budget and in the tables."""
         self._resume(lane)
         if self._resumed == lane:
             self._budget.settle(result.waited_s)
@@ -293,7 +293,7 @@ class RunningLaunches:
         _clear(spec)
         edited = None if self._source is None else self._source.edited()
         if edited is not None:
-            # A part of the launch may have used the new code (workers import it late), so its figures are nobody's.
+            # Part of the launch may have used the new code (workers import it late), so its figures are void.
             result = TrialResult(
                 launch=spec.launch, status=TrialStatus.INTERRUPTED, cause=f"{edited} was edited while it ran"
             )
@@ -308,7 +308,7 @@ class RunningLaunches:
         return result
 
     def _pause(self) -> None:
-        """Stop counting while every launch may be waiting for its device, for any length of time."""
+        """Stop the budget while every launch may be waiting for its device, for however long."""
         if self._tasks and all(task.waits for task in self._tasks.values()):
             self._budget.pause()
 
@@ -318,7 +318,7 @@ class RunningLaunches:
             self._resumed = lane
 
     def should_stop(self) -> bool:
-        """Note that time passes; return whether nothing more may run."""
+        """Update the budget's count and the observer's clock; return whether everything must end."""
         self._budget.tick()
         self._observer.clock(self._budget.spent_s, self._budget.limit_s)
         return self._stop() or self._budget.left_s < -self._budget.grace_s
@@ -330,10 +330,10 @@ def once(spec: TrialSpec) -> Launching[TrialResult]:
 
 
 def _next(launching: Launching[Any], result: TrialResult | None) -> tuple[TrialSpec | None, Any]:
-    """Return the spec of the next launch; after the last one ``None``, and what all have shown.
+    """Return the spec of the next launch, or after the last one ``None`` and what all of them show.
 
     Args:
-        result: of the last launch; ``None`` before the first.
+        result: result of the previous launch; ``None`` before the first.
     """
     try:
         return (next(launching) if result is None else launching.send(result)), None
@@ -342,23 +342,23 @@ def _next(launching: Launching[Any], result: TrialResult | None) -> tuple[TrialS
 
 
 def _clear(spec: TrialSpec) -> None:
-    """Remove the folders that a script had for itself. Nothing of the launch runs any more."""
+    """Remove a script's own folders. No process of the launch is running any more."""
     files = LaunchFiles(Path(spec.folder))
     for folder in (files.output, files.scratch):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-# How long launches may take and how precisely they measure, as parts of a study's budget.
+# How long launches may take and how precisely they measure, as fractions of a study's budget.
 
-#: Half-widths of the ratios in a heat, 95 %, with which the rest are equal.
+#: Half-widths of the 95 % intervals of ratios in a heat, within which the remaining entrants count as equal.
 _SETTLED = {"cpu": 0.02, "cuda": 0.005}
 _SETTLED_LOADER = 0.05
 #: A turn of the loader is this many times as long as one of the device: batches come in bursts of all workers.
 _LOADER_TURN = 10.0
-#: In less time the turns of a heat show little, however short the budget.
+#: In less time, the turns of a heat show little, however short the budget.
 _LEAST_HEAT_S = 4.0
-#: No turn of a heat begins after this many times what it was expected to take, nor after this part of its time limit,
-#: at which it would be killed and all of it lost.
+#: No turn of a heat begins after this multiple of its expected duration (taken as at least the second figure), nor
+#: after this fraction of its time limit, at which it would be killed and lost entirely.
 _LATE, _LEAST_EXPECTED_S, _BEGIN_PART = 3.0, 10.0, 0.8
 #: Fraction of the allowed cores that other processes may use if no core is free. The search's own process needs some.
 BUSY_FRACTION = 0.1
@@ -381,14 +381,14 @@ def plan_for(budget_s: float, busy_cores: float | None) -> MeasurePlan:
 def proof_plan_for(plan: MeasurePlan) -> MeasurePlan:
     """Return the measuring plan of a launch in the proof.
 
-    Rates differ more between launches than between the windows of one launch, so several short launches tell more than
-    one long one.
+    Rates vary more between launches than between the windows of one launch, so several short launches reveal more than
+    a long one.
     """
     return plan.model_copy(update={"max_measure_s": max(3.0, 0.4 * plan.max_measure_s)})
 
 
 def heat_plan_for(budget_s: float, entrants: Sequence[Config], device: str, side: Side = "device") -> HeatPlan:
-    """Return the plan of a heat, whose turns take a fifteenth of the budget at most.
+    """Return the plan of a heat, whose turns take at most a fifteenth of the budget.
 
     Args:
         device: its contract name.
@@ -402,12 +402,12 @@ def heat_plan_for(budget_s: float, entrants: Sequence[Config], device: str, side
     )
     if side == "device":
         return common
-    # Numbers of workers differ by much, if they differ at all.
+    # Numbers of workers differ a lot in rate, if at all.
     return common.model_copy(update={"min_rounds": 2, "max_rounds": 4, "settled": _SETTLED_LOADER})
 
 
 def turn_s_for(budget_s: float) -> dict[Side, float]:
-    """Return how long a turn in a heat of either side lasts at least."""
+    """Return the least duration of a turn in a heat, by side."""
     device_s = min(0.2, max(0.02, budget_s / 3000))
     return {"device": device_s, "loader": _LOADER_TURN * device_s}
 
@@ -428,11 +428,11 @@ def last_turn_s(expected_s: float, left_s: float | None) -> float | None:
 
 # Builds the specs of a study's launches and runs them within the budget.
 
-#: In a longer budget no script is kept: there is time for launches, and for all that a probe can look at.
+#: In a longer budget, no script is kept: there is time for launches, and for everything that a probe can inspect.
 _KEEPS_UP_TO_S = 180.0
-#: Steps of a script after which its training has been seen.
+#: Number of steps after which a script's training has been observed.
 _SEEN_AFTER = 6
-#: The part of a heat's time limit that its turns may take.
+#: Fraction of a heat's time limit that its turns may take.
 _TURNS_PART = 0.5
 
 
@@ -441,7 +441,7 @@ class LaunchConditions:
     """Settings shared by all launches of a study.
 
     Attributes:
-        device, env, cores: of the device on which launches run alone. beside: further devices for the search.
+        device, env, cores: those of the device on which launches run alone. beside: further devices for the search.
         source: the workload's files, if they can be watched.
         command: the script that is run; ``None`` for the workload.
         ranks: processes that train together.
@@ -474,7 +474,7 @@ class LaunchConditions:
 
 
 def _timeless(plan: HeatPlan | None) -> HeatPlan | None:
-    """Return a plan without what it was allowed to take, which depends on the search's own time."""
+    """Return a plan without its allowed duration, which depends on the time that the search has left."""
     return None if plan is None else plan.model_copy(update={"wall_s": None})
 
 
@@ -485,7 +485,7 @@ class Launches:
 
     Args:
         stop: called a few times a second; if it returns True, the running launch ends as interrupted.
-        shared: the study in a database that several machines share, if that is where it is.
+        shared: the study in a database that several machines share, if it is stored there.
     """
 
     def __init__(
@@ -507,48 +507,49 @@ class Launches:
             files, conditions.places, conditions.source, budget, launcher, observer, stop, LaunchTables(files, shared)
         )
         self.plan = plan_for(budget.limit_s, busy_cores)
-        #: See `HeatPlan`; ``None``: no turns would be fair.
+        #: See `HeatPlan`; ``None`` if no turns would be fair.
         self.even_steps: int | None = 1
         self.limits = limits_for(budget.limit_s)
 
     def probe(self, launch: str, *, keep: bool = False) -> TrialResult:
-        """Run a probe, which looks at torch, the device and the workload.
+        """Run a probe, which inspects torch, the device and the workload.
 
         Args:
-            keep: where it is a script's, and the budget has no time for a verdict by launches, the script trains on for
-                what follows.
+            keep: if the workload is a script and the budget has no time for a verdict by launches, the probe's script
+                keeps training for what follows.
         """
         c = self.conditions
-        # The batch size may have a place in a command. Flags of its own are left out, so that its own values are seen.
-        placed = c.command is not None and "batch_size" in places(c.command.words)
-        config: Config = {"batch_size": c.batch_size} if placed else {}
+        # A command may have a place for the batch size. Separate flags are left out, to observe the script's own
+        # values.
+        is_placed = c.command is not None and "batch_size" in places(c.command.words)
+        config: Config = {"batch_size": c.batch_size} if is_placed else {}
         spec = self._spec(LaunchKind.PROBE, launch, str(self.files.launch(launch).folder), config)
         spec = spec.model_copy(update={"keeps": keep and self._may_keep})
         result = self.running.alone("looking at the workload", once(spec))
         if self.follow and VERDICT_LAUNCHES * self._launch_s(result) <= self.budget.left_s:
-            # There is time for a proof, whose launches then show all there is.
+            # There is time for a proof, whose launches then show everything.
             self.running.lanes.let_go()
         return result
 
     def _launch_s(self, probe: TrialResult) -> float:
-        """Return about how long a launch of a script takes, as its probe has shown."""
+        """Estimate the duration of a launch of a script from its probe."""
         start_s = sum(probe.phase_s.get(phase, 0.0) for phase in (Phase.LOAD, Phase.BUILD, Phase.COMPILE))
         step_s = 0.0 if probe.probe is None else probe.probe.step_s or 0.0
         return start_s + max(self.plan.max_measure_s, _SEEN_AFTER * step_s)
 
     @property
     def _may_keep(self) -> bool:
-        """Whether the script of a probe may go on for the launches that follow: it writes where it always does, and
-        none of its processes is told apart from the others."""
+        """Whether the script of a probe may keep running for the launches that follow: it writes where it always does,
+        and none of its processes is distinguished from the others."""
         c = self.conditions.command
         if c is None or c.rate is not None or c.scratch or c.output_flag is not None:
             return False
-        short = self.budget.limit_s <= _KEEPS_UP_TO_S
-        return short and self.running.lanes.may_keep and self.conditions.memory_limit_bytes is None
+        is_short = self.budget.limit_s <= _KEEPS_UP_TO_S
+        return is_short and self.running.lanes.may_keep and self.conditions.memory_limit_bytes is None
 
     @property
     def follow(self) -> bool:
-        """Whether launches may take place in the script that the probe has started, which is still there."""
+        """Whether launches may take place in the script that the probe has started, which is still running."""
         return self.running.lanes.keeps
 
     def trial_spec(
@@ -565,8 +566,8 @@ class Launches:
     ) -> TrialSpec:
         """Return the spec of trial ``number``, which takes at most ``limit_s`` seconds if given."""
         folder = self.files.trial(number).folder
-        beside = {"prune_below_per_s": prune_below_per_s, "prune_clock_mhz": prune_clock_mhz, "per_batch": per_batch}
-        plan = self.plan.model_copy(update=beside)
+        changes = {"prune_below_per_s": prune_below_per_s, "prune_clock_mhz": prune_clock_mhz, "per_batch": per_batch}
+        plan = self.plan.model_copy(update=changes)
         limits = self.limits.model_copy(update={"total_s": limit_s})
         return self._spec(LaunchKind.MEASURE, folder.name, str(folder), config).model_copy(
             update={"number": number, "repeats": repeats, "plan": plan, "limits": limits, "follows": follows}
@@ -575,7 +576,7 @@ class Launches:
     def heat(
         self, name: str, title: str, entrants: Sequence[Config], *, limit_s: float | None = None
     ) -> tuple[Heat, float]:
-        """Compare configurations in a heat while nothing else runs; return it, and the seconds of its launches.
+        """Compare configurations in a heat while nothing else runs; return the heat, and the seconds of its launches.
 
         Args:
             name, entrants, limit_s: see `heat_launches`.
@@ -594,23 +595,23 @@ class Launches:
         follows: bool = False,
         all_rounds: bool = False,
     ) -> Launching[tuple[Heat, float]]:
-        """Return the launches of a heat, which compares configurations; they show it, and the seconds they have taken.
+        """Return the launches of a heat, which compares configurations; they return the heat and the seconds they took.
 
         Args:
             name: unique in the study, and the same on a resume; its launches are called ``name-1``, ``name-2``, …
             entrants: the first is the reference.
             side, least_per_s: see `HeatPlan`.
-            expected_s: what it is expected to take. No turn begins after three times as long.
-            limit_s: time limit of its launches together.
+            expected_s: expected duration. No turn begins after three times as long.
+            limit_s: time limit of all its launches together.
             follows: see `TrialSpec`.
-            all_rounds: see `HeatPlan`; its turns may take as much of the limit as there is.
+            all_rounds: see `HeatPlan`; the turns may take their whole part of the limit.
         """
         plan = self.heat_plan(name)
         if plan is None or (plan.side, plan.entrants) != (side, tuple(entrants)):
             plan = heat_plan_for(self.budget.limit_s, entrants, self.conditions.device, side)
             plan = plan.model_copy(update={"least_per_s": least_per_s, "even_steps": self.even_steps or 1})
             if limit_s is not None:
-                # Starting, compiling and first steps have the rest.
+                # Startup, compiling and first steps take the rest.
                 most_s = _TURNS_PART * limit_s
                 max_s = max(0.5, most_s if all_rounds else min(plan.max_s, most_s))
                 plan = plan.model_copy(update={"max_s": max_s, "all_rounds": all_rounds})
@@ -630,17 +631,17 @@ class Launches:
     def _heat_launch(
         self, launch: str, plan: HeatPlan, left_s: float | None, *, follows: bool
     ) -> Launching[TrialResult]:
-        """Launch a heat, unless an earlier run of the study has completed this launch or no time is left for it."""
-        late = TrialResult(launch=launch, status=TrialStatus.INTERRUPTED, cause="there was no time left for it")
-        done = self.finished(launch, plan.entrants[0], plan)
-        if done is not None:
-            return done
+        """Launch a heat unless an earlier run of the study has completed this launch or no time is left for it."""
+        too_late = TrialResult(launch=launch, status=TrialStatus.INTERRUPTED, cause="there was no time left for it")
+        earlier = self.finished(launch, plan.entrants[0], plan)
+        if earlier is not None:
+            return earlier
         if left_s is not None and left_s <= 0:
-            return late
+            return too_late
         result = yield self._outside(LaunchKind.HEAT, launch, plan.entrants[0], left_s, heat=plan, follows=follows)
-        # The time that all of them took together is nobody's fault.
-        over = left_s is not None and result.status is TrialStatus.TIMEOUT and result.wall_s >= left_s
-        return late.model_copy(update={"wall_s": result.wall_s}) if over else result
+        # No entrant is to blame for the time that all of them took together.
+        is_overdue = left_s is not None and result.status is TrialStatus.TIMEOUT and result.wall_s >= left_s
+        return too_late.model_copy(update={"wall_s": result.wall_s}) if is_overdue else result
 
     def heat_plan(self, name: str) -> HeatPlan | None:
         """Return the plan of a heat that an earlier run of the study has begun; ``None`` if there is none."""
@@ -668,24 +669,24 @@ class Launches:
 
         Args:
             launch: name of the launch, unique in the study, and the same on a resume.
-            data: other data than the study's.
+            data: data to use instead of the study's.
             exchanges: see `TrialSpec`.
-            attempts: how often it is run at most.
+            attempts: maximum number of attempts.
             limit_s: time limit over all attempts.
         """
-        done = self.finished(launch, config)
-        if done is not None:
-            return done
+        earlier = self.finished(launch, config)
+        if earlier is not None:
+            return earlier
         plans = {"plan": plan or self.plan, "check": check, "hold": hold, "data": data or self.conditions.data}
         spec = self._outside(kind, launch, config, limit_s, exchanges=exchanges, **plans)
-        told: TrialResult | None = None
+        disturbed: TrialResult | None = None
         for _ in range(attempts):
             result = self.running.alone(title, once(spec))
             if not result.transient or self.running.should_stop():
                 break
-            told = result
-        # Why the time ran out tells more than that it did.
-        return told if told is not None and result.status is TrialStatus.INTERRUPTED else result
+            disturbed = result
+        # The reason why the time ran out is more informative than that it did.
+        return disturbed if disturbed is not None and result.status is TrialStatus.INTERRUPTED else result
 
     def _outside(
         self, kind: LaunchKind, launch: str, config: Config, limit_s: float | None, **changes: object
@@ -697,7 +698,7 @@ class Launches:
 
     @property
     def turn_s(self) -> dict[Side, float]:
-        """The least time of a turn in a heat of either side."""
+        """The least duration of a turn in a heat, by side."""
         return turn_s_for(self.budget.limit_s)
 
     @property

@@ -43,8 +43,8 @@ from autotune.workload.scoring import Scorer
 def rate_to_beat(
     space: Space, complete: Sequence[Trial], config: Config, noise: stats.LaunchNoise
 ) -> tuple[float, float | None]:
-    """Return the rate in samples/s below which a trial can be stopped early, 0 if none is known, and the card's clock
-    at which it was seen, if known.
+    """Return the rate in samples/s below which a trial can be stopped early (0 if none is known) and the card's clock
+    at which that rate was observed, if known.
 
     Two launches of equal configurations differ by less than ``2 √2 sd`` in 19 of 20 cases (the difference of two
     independent launches has √2 times the standard deviation of one), so a trial that is slower than the best by more
@@ -52,16 +52,16 @@ def rate_to_beat(
     compared with the best of their own kind.
 
     Args:
-        noise: of one launch.
+        noise: noise of one launch.
     """
-    alike = space.same_training(config)
-    rivals = [t for t in complete if not alike or space.same_training(t.config)]
+    same_training = space.same_training(config)
+    rivals = [t for t in complete if not same_training or space.same_training(t.config)]
     fastest = max(rivals, key=lambda t: t.rate_per_s or 0.0, default=None)
     if fastest is None:
         return 0.0, None
     margin = 2 * 2**0.5 * noise.sd
-    seen = fastest.result.measurement
-    return (fastest.rate_per_s or 0.0) * max(0.0, 1 - margin), seen.sm_clock_mhz if seen else None
+    measurement = fastest.result.measurement
+    return (fastest.rate_per_s or 0.0) * max(0.0, 1 - margin), measurement.sm_clock_mhz if measurement else None
 
 
 # The error for a baseline that cannot be measured.
@@ -90,12 +90,12 @@ def baseline_failed(result: TrialResult, config: Config) -> AutotuneError:
 
 # The search loop: ask for a configuration, launch it, record the trial, update the sampler.
 #
-# With several devices, what is worth most is begun on each as it becomes free, and recorded as it ends.
+# With several devices, the most valuable launch is begun on each device as it becomes free, and recorded as it ends.
 
-#: Launches are in turns if they and what comes between them take this many times as long as they alone, and if none
-#: waits for its loader for more than this part of the time.
+#: Launches are in turns if, with what comes between them, they take at most this many times as long as by themselves,
+#: and if none waits for its loader for more than this fraction of the time.
 _TURNS, _WAITS = 5.0, 0.1
-#: Steps of each that a comparison of two takes at least: the first, and three turns.
+#: Least number of steps of each configuration in a comparison of two: the first step, and three turns.
 _LAST_STEPS = 4
 #: No rate is too low.
 _ANY = 0.0, None
@@ -105,13 +105,13 @@ class StudyLoop:
     """One search, started from its first trial or continued from an earlier run.
 
     Args:
-        further: of further objectives, which Optuna's samplers consider, too.
+        further: scorers of further objectives, which Optuna's samplers also consider.
         stop: returns the number of the signal that asks the search to end, or ``None``.
         trials: end after this number of finished trials; ``None`` for no limit except the budget.
         prune: the search is for the rate itself, so slow trials can be stopped early.
         capacity_bytes: device memory that a training may use; ``None`` if unknown.
         rate_within: the objective chooses among those whose rate is within this fraction of the fastest one's.
-        required: what the winner must meet. Others are tried less, and none of them is the best.
+        required: what the winner must meet. Others are tried less often, and none of them is the best.
         first: configurations to try before the sampler's proposals, such as winners on other machines.
         heats: compare configurations in heats where the sampler asks for it.
     """
@@ -146,7 +146,7 @@ class StudyLoop:
         on_cpu = launches.conditions.device == "cpu"
         self._complete = CompleteTrials(space.baseline, required, stats.PRIORS["cpu" if on_cpu else "cuda"])
         self._scores = TrialScores(scorer, further, by_rate=prune, baseline=space.baseline, says=observer.says)
-        #: More than the rate decides.
+        #: Whether more than the rate decides.
         self._chooses = bool(required) or rate_within > 0
         self._running = launches.running
         self._agenda = Agenda(
@@ -160,7 +160,7 @@ class StudyLoop:
             adopts=self._adopts and not launches.follow,
             follow=lambda: launches.follow,
         )
-        #: Of the sampler's heats.
+        #: Least seconds of a turn in the sampler's heats, by side.
         self._turn_s = dict(launches.turn_s)
         for trial in history.trials:
             self._learn(trial)
@@ -168,7 +168,7 @@ class StudyLoop:
             self._experience.learn_heat(heat)
         self._experience.costs.follows = self._follows
         self._stop = stop
-        #: Number of heats that run.
+        #: Number of running heats.
         self._heats = 0
         self._was_last = False
         self._said_alone = False
@@ -187,7 +187,7 @@ class StudyLoop:
                 excess=self._required.excess_of if self._required else None,
                 judge=self._scores.judged if rate_within else None,
                 within=rate_within,
-                # Heats tell rates, which decide no other objective.
+                # Heats show rates, which decide no other objective.
                 turn_s=self._turn_s if heats and prune else None,
                 enters=self._agenda.has_time_for,
             )
@@ -205,18 +205,18 @@ class StudyLoop:
 
     @property
     def complete(self) -> list[Trial]:
-        """Trials with a score, best first; those that do not meet what is required come last."""
+        """Trials with a score, best first; those that do not meet the requirements come last."""
         return list(self._complete.ordered)
 
     @property
     def ranked(self) -> list[Trial]:
-        """Complete trials, most promising first: by the sampler's estimate if it has one, else by score."""
+        """Complete trials, most promising first: by the sampler's estimate if there is one, else by score."""
         order = {number: i for i, number in enumerate(self._sampler.ranking(self.history.optuna))}
         return sorted(self.complete, key=lambda t: order.get(t.number, len(order)))
 
     @property
     def noise(self) -> stats.LaunchNoise:
-        """Variation between launches of equal configurations, from repeated launches, or else the usual value."""
+        """Variation between launches of equal configurations: from repeated launches, or else the usual value."""
         return self._complete.noise
 
     def recover(self) -> None:
@@ -231,17 +231,17 @@ class StudyLoop:
     def run(self) -> str:
         """Search until there is a reason to end; return the reason, one sentence.
 
-        The reason is stored, because after the proof a resumed study would find another one: the proof uses time, too.
+        The reason is stored because a study resumed after the proof would find another one: the proof also takes time.
 
         Raises:
             WorkloadError: the baseline failed.
-            MachineError: the baseline cannot be measured, because others keep the machine busy.
-            InterruptedSearch: a signal came; everything finished is on disk.
+            MachineError: the baseline cannot be measured because other processes keep the machine busy.
+            InterruptedSearch: a signal arrived; everything finished is on disk.
         """
         self._check_baseline()
-        ended = self.history.ended
-        if ended is not None:
-            return ended
+        earlier_reason = self.history.ended
+        if earlier_reason is not None:
+            return earlier_reason
         try:
             reason = self._search()
         except BaseException:
@@ -260,9 +260,9 @@ class StudyLoop:
             self._check_baseline()
 
     def _fill(self) -> str | None:
-        """Begin trials and heats on all devices that are free; return why on one of them nothing more is begun, if so.
+        """Begin trials and heats on all free devices; if nothing more is begun on one of them, return why.
 
-        That may change when something that runs ends.
+        That may change when something running ends.
         """
         while self._room:
             reason = self._begin()
@@ -271,9 +271,9 @@ class StudyLoop:
         return None
 
     def _begin(self) -> str | None:
-        """Begin what is worth most now, or return why nothing is."""
+        """Begin what is most valuable now, or return why nothing is begun."""
         reason = self._reason_to_end()
-        # What others have won with is tried after the first heat, which tells more in the same time.
+        # Winners of other studies are tried after the first heat, which reveals more in the same time.
         if reason is None and not self.history.heats and not self.history.waiting and self._begin_heat():
             return None
         if reason is None and not self.history.waiting and not self._agenda.enqueue(self._fits):
@@ -287,9 +287,9 @@ class StudyLoop:
 
     @property
     def _room(self) -> int:
-        """On how many devices something may begin.
+        """Number of devices on which something may begin.
 
-        The baseline's trial runs alone, because all others are compared with it, and so does what waits for files.
+        The baseline's trial runs alone, because all others are compared with it; so do trials that wait for files.
         """
         running = self._running
         return running.free if running.devices > 1 and self._may_share() else int(not running.number)
@@ -298,17 +298,17 @@ class StudyLoop:
         return self._sampler.fits(self.history.optuna, config)
 
     def _may_share(self) -> bool:
-        """Return whether trials may run at the same time."""
+        """Return whether trials may run side by side."""
         if self.baseline is None:
             return False
-        alone = any(waits_for_the_disk(trial) for trial in self._complete.ends)
-        if alone and not self._said_alone:
+        must_run_alone = any(waits_for_the_disk(trial) for trial in self._complete.ends)
+        if must_run_alone and not self._said_alone:
             self._said_alone = True
             self._observer.says("the training waits for files that may come from a disk, so trials run one at a time")
-        return not alone
+        return not must_run_alone
 
     def _raise_if_stopped(self) -> None:
-        """Raise `InterruptedSearch` if a signal came, when everything that runs has ended and is on disk."""
+        """If a signal arrived, raise `InterruptedSearch` once everything running has ended and is on disk."""
         signal_number = self._stop()
         if signal_number is None:
             return
@@ -317,27 +317,27 @@ class StudyLoop:
         raise InterruptedSearch(signal_number)
 
     def _begin_heat(self) -> bool:
-        """Compare configurations in a heat if the sampler asks for it; return whether one has begun.
+        """Compare configurations in a heat if the sampler asks for one; return whether one has begun.
 
-        Its entrants are dealt out to the devices that are free. There is one at a time.
+        Its entrants are dealt out to the free devices. There is one such heat at a time.
         """
-        asked = self._sampler.heat(self.history.optuna) if self.baseline is not None and not self._heats else None
-        if asked is None:
+        proposal = self._sampler.heat(self.history.optuna) if self.baseline is not None and not self._heats else None
+        if proposal is None:
             return False
         first = max((heat.number for heat in self.history.heats), default=0) + 1
         after = len(self.history.trials)
-        for number, entrants in enumerate(dealt(asked.entrants, self._room), first):
+        for number, entrants in enumerate(dealt(proposal.entrants, self._room), first):
             launching = self._launches.heat_launches(
                 f"heat-{number}",
                 entrants,
-                side=asked.side,
-                # In a short budget a heat is the cheapest evidence that there will be.
-                least_per_s=0.0 if self._agenda.time.is_short else asked.least_per_s,
+                side=proposal.side,
+                # In a short budget, a heat is the cheapest evidence available.
+                least_per_s=0.0 if self._agenda.time.is_short else proposal.least_per_s,
                 follows=self._follows(entrants[0]),
-                expected_s=asked.seconds,
+                expected_s=proposal.seconds,
                 limit_s=self._agenda.time.left_s,
             )
-            self._run_heat(number, after, asked.side, launching)
+            self._run_heat(number, after, proposal.side, launching)
         return True
 
     def _run_heat(self, number: int, after: int, side: Side, launching: Launching[tuple[Heat, float]]) -> None:
@@ -345,8 +345,8 @@ class StudyLoop:
         self._running.begin(heat_title(number, side), launching, partial(self._heat_ended, number, after))
 
     def _begin_last_heat(self) -> bool:
-        """Compare the best so far with the baseline in turns in the script that trains already, if there is no time for
-        launches of both; return whether that has begun."""
+        """If there is no time for launches of both, compare the best so far with the baseline in turns within the
+        script that is already training; return whether that has begun."""
         best, baseline, time = self._complete.best, self.baseline, self._agenda.time
         left_s = self._launches.budget.left_s
         if best is None or baseline is None or best is baseline or self._was_last or self._launches.even_steps is None:
@@ -370,25 +370,25 @@ class StudyLoop:
         if self._stop() is not None:
             return  # a resume runs it again
         heat, wall_s = shown
-        knew, refused = self._experience.lessons.cannot_compile, set(self._experience.lessons.refused)
-        found = self.history.record_heat(StudyHeat(number=number, after=after, heat=heat, wall_s=wall_s))
-        self._experience.learn_heat(found)
-        self._observer.heat_ends(found)
-        self._agenda.enqueue_leader(found.heat)
+        knew_already, refused = self._experience.lessons.cannot_compile, set(self._experience.lessons.refused)
+        stored = self.history.record_heat(StudyHeat(number=number, after=after, heat=heat, wall_s=wall_s))
+        self._experience.learn_heat(stored)
+        self._observer.heat_ends(stored)
+        self._agenda.enqueue_leader(stored.heat)
         if self._agenda.time.is_short and self._agenda.keeps_loader:
             self._turn_s.pop("loader", None)
-        cannot = next((e for e in found.heat.entrants if e.cannot_compile), None)
-        if cannot is not None and not knew:
-            self._observer.says(closed_because(cannot))
+        uncompilable = next((e for e in stored.heat.entrants if e.cannot_compile), None)
+        if uncompilable is not None and not knew_already:
+            self._observer.says(closed_because(uncompilable))
         for name, value, _ in self._experience.lessons.refused - refused:
-            entrant = next(e for e in found.heat.entrants if e.refuses == name and e.config[name] == value)
+            entrant = next(e for e in stored.heat.entrants if e.refuses == name and e.config[name] == value)
             self._observer.says(_no_more_because(name, entrant.config, entrant.cause))
 
     def _begin_trial(self) -> None:
         number, config, repeats = self.history.ask()
         # Pruning compares rates, which do not decide another objective.
         rivals = self._complete.fitting
-        # Where the search's own launches are to be a round of the proof, none is cut short.
+        # If the search's own launches are to count as a round of the proof, none is cut short.
         whole = (self._adopts or self._launches.follow) and self._agenda.time.is_short
         below_per_s, clock_mhz = (
             rate_to_beat(self.space, rivals, config, self.noise) if self._prune and not whole else _ANY
@@ -410,32 +410,32 @@ class StudyLoop:
         self._running.begin(f"trial {number}", once(spec), ended)
 
     def _per_batch(self, config: Config) -> tuple[float, float] | None:
-        """Return the baseline's backward passes and updates per batch, as far as a configuration is to have them."""
+        """Return the baseline's backward passes and updates per batch, as far as a configuration must match them."""
         measurement = None if self.baseline is None else self.baseline.result.measurement
-        found = None if measurement is None else measurement.per_batch
-        if found is None or all(config.get(name) == self.space.baseline.get(name) for name in AT_ONCE):
-            return found
-        # A script may make larger steps of several batches, or of fewer.
-        return found[0], 0.0
+        per_batch = None if measurement is None else measurement.per_batch
+        if per_batch is None or all(config.get(name) == self.space.baseline.get(name) for name in AT_ONCE):
+            return per_batch
+        # A script may then form a larger step from several batches, or from fewer.
+        return per_batch[0], 0.0
 
     def _record(self, trial: Trial) -> None:
         measurement = trial.result.measurement
         if trial.result.status is TrialStatus.COMPLETE and measurement is not None:
             trial = trial.model_copy(update=self._scores.fields(trial, measurement))
-        remembered = self.history.record(trial, 0.0 if measurement is None else self._required.excess_of(measurement))
+        stored = self.history.record(trial, 0.0 if measurement is None else self._required.excess_of(measurement))
         lessons, first = self._experience.lessons, self.baseline is None
         closes = trial.result.cannot_compile and not lessons.cannot_compile
         refused = trial.result.refuses
-        known = {(name, value) for name, value, _ in lessons.refused}
-        is_new = refused is not None and (refused, trial.config[refused]) not in known
-        self._learn(remembered)
-        self._observer.trial_ends(remembered)
+        refusals = {(name, value) for name, value, _ in lessons.refused}
+        is_new = refused is not None and (refused, trial.config[refused]) not in refusals
+        self._learn(stored)
+        self._observer.trial_ends(stored)
         if first and self.baseline is not None and measurement is not None:
             check_s = measurement.startup_s if self._launches.conditions.command is not None else 0.0
             budget = self._launches.budget
-            short = lack(budget.limit_s, budget.spent_s, trial.result.alone_s, check_s)
-            if short is not None:
-                self._observer.says(short)
+            shortage = lack(budget.limit_s, budget.spent_s, trial.result.alone_s, check_s)
+            if shortage is not None:
+                self._observer.says(shortage)
         if closes:
             self._observer.says(closed_because(trial.result))
         if refused is not None and is_new:
@@ -452,8 +452,7 @@ class StudyLoop:
         self._agenda.look_for_owed()
 
     def _even_out(self, baseline: Measurement) -> None:
-        """Let turns in heats have as many steps as it takes until each has its part of rollouts, evaluations and the
-        like."""
+        """Make turns in heats long enough that each has its share of rollouts, evaluations and the like."""
         if baseline.even_steps is None:
             del self._turn_s["device"]
             self._launches.even_steps = None
@@ -465,13 +464,14 @@ class StudyLoop:
 
     @property
     def _adopts(self) -> bool:
-        """Whether the search's own launches may count as a round of the proof: of scripts, whose launches take
-        longest, one at a time, and compared by their rates alone."""
+        """Whether the search's own launches may count as a round of the proof: those of scripts, which take longest, if
+        they run one at a time and are compared by their rates alone."""
         one_at_a_time = self._launches.conditions.command is not None and self._running.devices == 1
         return one_at_a_time and self._prune and not self._chooses
 
     def _follows(self, config: Config) -> bool:
-        """Whether a configuration can be measured in a script that trains already: one that can be switched to it."""
+        """Return whether a configuration can be measured in a script that is already training and can be switched to
+        it."""
         baseline = self.space.baseline
         return (
             self._launches.follow
@@ -482,39 +482,39 @@ class StudyLoop:
         )
 
     def in_turns(self, entered: Sequence[Trial], newest: int | None = None) -> bool:
-        """Whether the search's launches of the baseline and of the trials that are to race are as good as a round of
-        the race: there are no others, so that nobody was chosen by them, they came one after the other, and no later
-        one found files in the page cache that an earlier one had read.
+        """Return whether the search's launches of the baseline and of the trials that are to race are as good as a
+        round of the race: there are no others, so none was selected by them; they came one after the other; and no
+        later one found files in the page cache that an earlier one had read.
 
         Args:
-            newest: number of the last trial that counts; ``None``: all do.
+            newest: number of the last trial that counts; ``None`` if all do.
         """
         baseline = self.baseline
         if baseline is None or not self._adopts or not entered:
             return False
-        before = {t.number: t for t in self.history.trials if newest is None or t.number <= newest}
-        others = {t.number for t in self.complete if t.number in before} - {baseline.number}
-        # One that was pruned may have had less luck.
-        pruned = any(t.result.status is TrialStatus.PRUNED for t in before.values())
+        earlier = {t.number: t for t in self.history.trials if newest is None or t.number <= newest}
+        others = {t.number for t in self.complete if t.number in earlier} - {baseline.number}
+        # A pruned trial may only have been less lucky.
+        pruned = any(t.result.status is TrialStatus.PRUNED for t in earlier.values())
         if pruned or others != {trial.number for trial in entered}:
             return False
         trials = [baseline, *entered]
         if any(t.result.within is not None for t in trials):
             return False
-        measured = [t.result.measurement for t in trials]
-        if any(m is None or (m.loader_wait_fraction or 0.0) > _WAITS for m in measured):
+        measurements = [t.result.measurement for t in trials]
+        if any(m is None or (m.loader_wait_fraction or 0.0) > _WAITS for m in measurements):
             return False
         spans = [(began, began + t.result.wall_s) for t in trials if (began := t.result.began_s) is not None]
         if len(spans) < len(trials):
             return False
         took_s = max(ended for _, ended in spans) - min(began for began, _ in spans)
         alone_s = sum(t.result.wall_s for t in trials)
-        # By the machine's clock, which begins anew when it is started.
+        # These times are by the machine's clock, which restarts with the machine.
         return alone_s / 2 <= took_s <= _TURNS * alone_s
 
     def rule_out(self, wrong: Sequence[Config], loading_otherwise: Sequence[Config] = ()) -> None:
-        """Rule out all that compute as some configurations do, because they do not train like eager fp32, and all that
-        load as others do, whose loader delivers other samples than the baseline's."""
+        """Rule out all configurations that compute like those that do not train like eager fp32, and all that load like
+        those whose loader delivers other samples than the baseline's."""
         lessons = self._experience.lessons
         for config in wrong:
             lessons.learn_wrong(config)
@@ -524,23 +524,23 @@ class StudyLoop:
         self._agenda.look_for_owed()
 
     def go_on(self, entered: Sequence[Trial], searched_s: float) -> bool:
-        """Let the search go on after a contest that nothing has won (see `SearchTime`); return whether it does."""
+        """Let the search go on after a contest that no trial has won (see `SearchTime`); return whether it does."""
         return not self._agenda.has_all_trials and self._agenda.time.go_on(entered, searched_s)
 
     def _check_baseline(self) -> None:
         """Raise if the baseline failed: it is what the user runs today, and without it no search can help."""
         if self.baseline is not None or key(self.space.baseline) not in self.history.tried:
             return
-        ended = [t.result for t in self.history.trials if key(t.config) == key(self.space.baseline)]
-        raise baseline_failed(next(r for r in reversed(ended) if is_verdict(r)), self.space.baseline)
+        results = [t.result for t in self.history.trials if key(t.config) == key(self.space.baseline)]
+        raise baseline_failed(next(r for r in reversed(results) if is_verdict(r)), self.space.baseline)
 
     def _reason_to_end(self) -> str | None:
         if self._agenda.has_all_trials:
             tried = len(self.history.tried)
             return f"{tried} trials were asked for" if tried > 1 else "one trial was asked for"
         if self.baseline is None:
-            over = self._launches.budget.left_s <= 0
-            return "the budget is spent" if over else None
+            is_spent = self._launches.budget.left_s <= 0
+            return "the budget is spent" if is_spent else None
         if self._experience.costs.expected_s(self.space.baseline) > self._agenda.time.left_s:
             if self._agenda.time.is_whole or self._agenda.time.is_over:
                 proof = "what is left of the budget is for the proof"
@@ -551,15 +551,16 @@ class StudyLoop:
 
 
 def _no_more_because(name: str, config: Config, cause: str | None) -> str:
-    """Say that a value is tried no more in this search, after a launch in which something has refused it."""
+    """Return a sentence saying that a value is no longer tried in this search, after a launch in which it was
+    refused."""
     return f"{phrase(name, config[name])} is tried no more in this search: {cause}."
 
 
-# ``failure.json``: the error that ended a search without an outcome. It is kept until the study is resumed.
+# ``failure.json``: the error that ended a search without an outcome, kept until the study is resumed.
 
 
 def note_failure(files: StudyFiles, error: AutotuneError) -> None:
-    """Write the error to the study's folder. On a full disk nothing is written: the error itself is enough."""
+    """Write the error to the study's folder. On a full disk, nothing is written: the error itself is enough."""
     failure = Failure(message=str(error), advice=error.advice, exit_code=error.exit_code)
     with contextlib.suppress(MachineError):
         write_atomic(files.failure, failure.model_dump_json(indent=1))

@@ -17,10 +17,10 @@ from autotune.knobs import spell
 
 @dataclass(frozen=True)
 class PythonKind:
-    """One kind of values.
+    """One kind of value.
 
     Attributes:
-        words: what it takes, for the documentation and for errors.
+        words: the values it accepts, for the documentation and for errors.
         parsed: converts a value to what the command line's parser returns. The second argument is the option's flag,
             for error messages. Raises `UsageError`.
     """
@@ -36,15 +36,15 @@ def _text(value: Any, flag: str) -> str:
 
 
 def _path_text(value: Any, flag: str) -> str:
-    found = os.fspath(value) if isinstance(value, str | os.PathLike) else None
-    if not isinstance(found, str):
+    path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(path, str):
         raise _not(flag, FILE, value)
-    return found
+    return path
 
 
 def _whole(value: Any, flag: str) -> int:
     try:
-        # Takes the whole numbers of other libraries too, and no fraction.
+        # Accepts whole numbers of other libraries, too, but no fractions.
         if not isinstance(value, bool):
             return operator.index(value)
     except TypeError:
@@ -81,22 +81,22 @@ def _price(value: Any, flag: str) -> str:
 
 
 def _texts(value: Any, flag: str) -> list[str]:
-    several = [value] if isinstance(value, str) else value
-    if not isinstance(several, list | tuple) or not all(isinstance(one, str) for one in several):
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
         raise _not(flag, TEXTS, value)
-    return list(several)
+    return list(texts)
 
 
 def _pairs(value: Any, flag: str) -> list[str]:
-    return [f"{name}={_spelled(one, name, flag)}" for name, one in _items(value, flag, PAIRS)]
+    return [f"{name}={_spelled(item, name, flag)}" for name, item in _items(value, flag, PAIRS)]
 
 
 def _lists(value: Any, flag: str) -> list[str]:
-    found = []
+    texts = []
     for name, values in _items(value, flag, LISTS):
-        several = values if isinstance(values, Iterable) and not isinstance(values, str | Mapping) else [values]
-        found.append(f"{name}={','.join(_spelled(one, name, flag) for one in several)}")
-    return found
+        items = values if isinstance(values, Iterable) and not isinstance(values, str | Mapping) else [values]
+        texts.append(f"{name}={','.join(_spelled(item, name, flag) for item in items)}")
+    return texts
 
 
 def _items(value: Any, flag: str, kind: PythonKind) -> Iterable[tuple[str, Any]]:

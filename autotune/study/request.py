@@ -1,4 +1,4 @@
-"""What is asked of a search, from every side."""
+"""The request of a search: its file, its options, and its command line."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def read_request(files: StudyFiles) -> StudySpec:
         UsageError: the file is missing, damaged, or written by a newer version.
     """
     try:
-        found = YAML(typ="safe", pure=True).load(read_regular(files.request, MAX_REQUEST_BYTES, follow=True).decode())
-        if isinstance(found, dict) and isinstance(v := found.get("schema_version"), int) and v > SCHEMA_VERSION:
+        content = YAML(typ="safe", pure=True).load(read_regular(files.request, MAX_REQUEST_BYTES, follow=True).decode())
+        if isinstance(content, dict) and isinstance(v := content.get("schema_version"), int) and v > SCHEMA_VERSION:
             raise UsageError(
                 f"study {files.name!r} was made by a newer autotune (schema {v})", advice="upgrade autotune."
             )
-        return StudySpec.model_validate(found)
+        return StudySpec.model_validate(content)
     except OSError as error:
         raise UsageError(f"{files.request} cannot be read: {error.strerror}") from error
     except (YAMLError, ValueError, TypeError, RecursionError) as error:
@@ -79,9 +79,9 @@ def read_request(files: StudyFiles) -> StudySpec:
 
 
 def process_mark(files: StudyFiles, spec: StudySpec) -> str:
-    """Return the mark of a study's processes, by which the next run finds those that are left.
+    """Return the mark of a study's processes, by which the next run finds any that are left over.
 
-    It names the folder too: a copy of a study has the same request, and must not end what the original runs.
+    It also identifies the folder: a copy of a study has the same request and must not end the original's processes.
     """
     if not files.folder.exists():
         return spec.mark  # a preview makes no study
@@ -99,7 +99,7 @@ def _quoted(value: Any) -> Any:
     return value
 
 
-# What an option of a search is: how its values are written on a command line and in Python, and what they fill.
+# An option of a search: how its values are written on a command line and in Python, and which field they fill.
 
 
 def _same(typed: Any, _flag: str) -> Any:
@@ -116,7 +116,7 @@ class Spelling:
 
     Attributes:
         kind: type to which the command line's parser converts a word.
-        many: the option may be repeated.
+        many: whether the option may be repeated.
         read: converts the parsed value (a list for an option that may be repeated). The second argument is the option's
             flag, for error messages. Raises `UsageError`.
         write: converts a value to words, each to be preceded by the flag, from which `read` returns the same value.
@@ -179,10 +179,10 @@ class SearchOption:
         field: field of `StudySpec`; ``None`` for an option of the call rather than of the study.
         default: parsed value if the option is not given; equivalent to the field's own default.
         minimum, maximum: smallest and largest value of a whole number.
-        space: ``autotune space`` takes the option, too.
-        recorded: fixed by a recorded surface, so the option conflicts with ``--replay``.
+        space: whether ``autotune space`` also takes the option.
+        recorded: whether a recorded surface fixes it, so that the option conflicts with ``--replay``.
         written: whether the command line of a request includes the option.
-        keyword: name of the argument of `autotune.tune`; empty if it is the option's own, ``None`` if there is none.
+        keyword: name of the argument of `autotune.tune`; empty if it is the option's name, ``None`` if there is none.
     """
 
     name: str
@@ -247,7 +247,7 @@ class SearchOption:
 # The options of a search. Each is declared once: its parsing, its field in the request, and its formatting.
 #
 # The commands that take these options, the arguments of `autotune.tune`, the request built from them, the conflicts
-# with ``--replay`` and the command line shown in a report are all derived from `OPTIONS`.
+# with ``--replay``, and the command line shown in a report are all derived from `OPTIONS`.
 
 #: In the order of the help text.
 OPTIONS = (
@@ -537,10 +537,10 @@ OPTIONS = (
 
 def option(name: str) -> SearchOption:
     """Return the option called ``name``."""
-    return {found.name: found for found in OPTIONS}[name]
+    return {o.name: o for o in OPTIONS}[name]
 
 
-# A request as it is typed: built from the values of options, and written as a command line again.
+# A request as typed: built from the values of options, and written as a command line again.
 
 
 def spec_of(parsed: Mapping[str, Any], *, mark: str, created: str) -> StudySpec:
@@ -549,13 +549,13 @@ def spec_of(parsed: Mapping[str, Any], *, mark: str, created: str) -> StudySpec:
     Raises:
         UsageError: a value is invalid, or two options contradict each other.
     """
-    asked = {o.field: o.value(parsed[o.name]) for o in OPTIONS if o.field is not None and o.name in parsed}
+    fields = {o.field: o.value(parsed[o.name]) for o in OPTIONS if o.field is not None and o.name in parsed}
     try:
-        spec = StudySpec.model_validate({"name": "", "mark": mark, "created": created, **asked})
+        spec = StudySpec.model_validate({"name": "", "mark": mark, "created": created, **fields})
     except ValidationError as error:
         raise _refused(error) from None
     _refuse_contradictions(spec)
-    # Raises for what is none.
+    # Raises an error for invalid requirements.
     return spec.model_copy(update={"require": tuple(map(str, Requirements.parsed(spec.require, spec.goal).every))})
 
 
@@ -571,21 +571,23 @@ def _refuse_contradictions(spec: StudySpec) -> None:
         raise UsageError("--workers is for a cluster", advice="--on ray://HOST:10001 names it.")
     if spec.epochs is not None and spec.samples is not None:
         raise UsageError("--epochs and --samples both say how long the training is", advice="leave one of them out.")
-    stated = spec.baseline.get("batch_size")
-    if spec.batch_size is not None and stated is not None and stated != str(spec.batch_size):
-        raise UsageError(f"--batch-size {spec.batch_size} and --baseline batch_size={stated} contradict each other")
+    baseline_batch = spec.baseline.get("batch_size")
+    if spec.batch_size is not None and baseline_batch is not None and baseline_batch != str(spec.batch_size):
+        raise UsageError(
+            f"--batch-size {spec.batch_size} and --baseline batch_size={baseline_batch} contradict each other"
+        )
     if spec.keep_batch_size and "batch_size" in {*spec.narrowed, *spec.fixed}:
         raise UsageError("--keep-batch-size and a --set or --fix of batch_size contradict each other")
     if spec.global_batch is not None:
         _check_global_batch(spec, spec.global_batch)
-    both = sorted(spec.narrowed.keys() & spec.fixed.keys())
-    if both:
-        raise UsageError(f"{both[0]} is given both to --set and to --fix")
+    names = sorted(spec.narrowed.keys() & spec.fixed.keys())
+    if names:
+        raise UsageError(f"{names[0]} is given both to --set and to --fix")
 
 
 def _check_global_batch(spec: StudySpec, samples: int) -> None:
-    for flag, given in (("--set", spec.narrowed), ("--fix", spec.fixed), ("--baseline", spec.baseline)):
-        if "batch_size" in given:
+    for flag, values in (("--set", spec.narrowed), ("--fix", spec.fixed), ("--baseline", spec.baseline)):
+        if "batch_size" in values:
             raise UsageError(f"--global-batch fixes the batch size, and {flag} says something else of it")
     if samples % spec.ranks:
         raise UsageError(f"--global-batch {samples} cannot be divided equally among {spec.ranks} ranks")
@@ -609,7 +611,7 @@ def _refused(error: ValidationError) -> UsageError:
 
 def command_of(spec: StudySpec) -> str:
     """Return the command line that makes the same request, without options at their defaults."""
-    asked = [o for o in OPTIONS if o.field is not None and (spec.command is None or o.field != "model")]
-    words = [w for o in asked for w in o.words(getattr(spec, str(o.field)))]
+    options = [o for o in OPTIONS if o.field is not None and (spec.command is None or o.field != "model")]
+    words = [w for o in options for w in o.words(getattr(spec, str(o.field)))]
     script = () if spec.command is None else ("--", *spec.command.words)
     return shlex.join(["autotune", "search", *words, *script])

@@ -1,7 +1,7 @@
-"""Our tables next to Optuna's, the same in a study's own SQLite file and in a database that several machines share.
+"""Autotune's tables next to Optuna's, the same in a study's own SQLite file and in a database that machines share.
 
 A file holds one study, and a shared database many, so every row names its study as Optuna does. The tables have a
-version, and one list of steps brings older ones up to date. Imported on first use, because it imports SQLAlchemy.
+version, and a list of steps brings older ones up to date. Imported on first use, because it imports SQLAlchemy.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from sqlalchemy import (
     update,
 )
 
-#: Of a study, a launch, a knob. MySQL has no keys of texts without a limit.
+#: Type of the names of studies, launches and knobs. MySQL allows no keys of unlimited text.
 _NAME = String(200)
 _METADATA = MetaData()
 _VERSION = Table("autotune_schema", _METADATA, Column("version", Integer, primary_key=True, autoincrement=False))
-#: What was asked for, by the study's mark: folders are renamed, and names are taken.
+#: The requests, identified by the study's mark: folders are renamed, and names may be taken.
 STUDIES = Table(
     "autotune_studies",
     _METADATA,
@@ -88,12 +88,12 @@ ENTRANTS = Table(
     Column("peak_memory_bytes", BigInteger),
     Column("config", Text),
 )
-#: Tables with a row for each launch, or several.
+#: Tables with one or more rows for each launch.
 OF_LAUNCHES = (LAUNCHES, SETTINGS, ENTRANTS)
 
 
 class OtherSchema(Exception):
-    """Our tables have another version than this autotune's.
+    """The tables have another version than this autotune's.
 
     Attributes:
         found: their version.
@@ -109,47 +109,47 @@ class OtherSchema(Exception):
 
 
 def prepare(connection: Connection, *, upgrade: bool) -> None:
-    """Make our tables if there are none, within the connection's transaction.
+    """Create the tables if there are none, within the connection's transaction.
 
     Args:
-        upgrade: bring older ones up to date.
+        upgrade: bring older tables up to date.
 
     Raises:
-        OtherSchema: they are newer, or older and are to stay as they are. Nothing was changed.
+        OtherSchema: the tables are newer, or older and not to be upgraded. Nothing was changed.
     """
-    found = version(connection)
-    if found is None:
+    current = version(connection)
+    if current is None:
         _METADATA.create_all(connection)
         connection.execute(insert(_VERSION).values(version=VERSION))
-    elif found > VERSION or (found < VERSION and not upgrade):
-        raise OtherSchema(found)
-    elif found < VERSION:
-        for step in _STEPS[found:]:
+    elif current > VERSION or (current < VERSION and not upgrade):
+        raise OtherSchema(current)
+    elif current < VERSION:
+        for step in _STEPS[current:]:
             step(connection)
         connection.execute(update(_VERSION).values(version=VERSION))
 
 
 def version(connection: Connection) -> int | None:
-    """Return the version of our tables; ``None`` if there are none."""
-    there = inspect(connection)
-    if there.has_table(_VERSION.name):
+    """Return the version of the tables; ``None`` if there are none."""
+    inspector = inspect(connection)
+    if inspector.has_table(_VERSION.name):
         return int(connection.execute(select(_VERSION.c.version)).scalar_one())
-    return 0 if there.has_table(LAUNCHES.name) else None
+    return 0 if inspector.has_table(LAUNCHES.name) else None
 
 
 def _name_studies(connection: Connection) -> None:
-    """From version 0, which was in SQLite files only: without a version, and without a study in each row."""
-    there = inspect(connection)
-    before = {
-        table: [c["name"] for c in there.get_columns(table.name)]
+    """Upgrade from version 0, which existed only in SQLite files and had no version, and no study in each row."""
+    inspector = inspect(connection)
+    columns_before = {
+        table: [c["name"] for c in inspector.get_columns(table.name)]
         for table in OF_LAUNCHES
-        if there.has_table(table.name)
+        if inspector.has_table(table.name)
     }
-    for table in before:
+    for table in columns_before:
         connection.execute(text(f"alter table {table.name} rename to {table.name}_before"))
     _METADATA.create_all(connection, [_VERSION, STUDIES, *OF_LAUNCHES])
     study = study_in_file(connection)
-    for table, names in before.items():
+    for table, names in columns_before.items():
         columns = [table.c[name] for name in names if name in table.c]
         old = Table(f"{table.name}_before", MetaData(), *(Column(c.name, c.type) for c in columns))
         rows = select(literal(study).label("study"), *(old.c[c.name] for c in columns))
@@ -159,16 +159,16 @@ def _name_studies(connection: Connection) -> None:
 
 
 def _unchanged(connection: Connection) -> None:
-    """From version 1. Version 2 brought tables for workers on other machines, which nothing uses any more: where they
-    are there, they stay."""
+    """Upgrade from version 1. Version 2 added tables for workers on other machines, which nothing uses any more;
+    existing ones stay."""
 
 
 #: Step N leads from version N to version N + 1.
 _STEPS: Sequence[Callable[[Connection], None]] = (_name_studies, _unchanged)
-#: The version of our tables that this autotune reads and writes.
+#: The version of the tables that this autotune reads and writes.
 VERSION = len(_STEPS)
 
 
 def study_in_file(connection: Connection) -> str:
-    """Return what Optuna calls the study of a SQLite file."""
+    """Return Optuna's name of the study in a SQLite file."""
     return str(connection.execute(text("select study_name from studies order by study_id")).scalars().first())

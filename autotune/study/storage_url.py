@@ -1,7 +1,7 @@
 """The address of a database that several machines share, and the credentials for it, which are kept apart.
 
 An address is a URL as SQLAlchemy takes it, without a password. Only addresses are stored and shown. A password comes
-from the environment: a driver finds its own there (libpq: PGPASSWORD, PGPASSFILE, ``~/.pgpass``), or the variable
+from the environment: a driver finds it there by itself (libpq: PGPASSWORD, PGPASSFILE, ``~/.pgpass``), or the variable
 `STORAGE_URL` holds the whole URL.
 """
 
@@ -17,22 +17,22 @@ from autotune.base.layout import STORAGE_URL
 if TYPE_CHECKING:
     import sqlalchemy
 
-#: Drivers, by the name of a database. MySQL has never been tried.
+#: Drivers, by kind of database. MySQL has never been tried.
 DRIVERS = {"postgresql": "psycopg", "mysql": "pymysql"}
 #: Variables that hold a password.
 SECRET_VARIABLES = (STORAGE_URL, "PGPASSWORD")
 _HOW = "write it as postgresql://USER@HOST/DATABASE."
 _WHERE = f"a password belongs into PGPASSWORD or a file (PGPASSFILE), or the whole URL into {STORAGE_URL}."
-#: Parts of a URL's query whose names have one of these in them are secret; the names of files are not.
+#: Parameters of a URL's query whose names contain one of these are secret; the names of files are not.
 _SECRET, _FILE = ("password", "passwd"), "passfile"
 
 
 @dataclass(frozen=True)
 class StorageUrl:
-    """A URL, taken apart.
+    """A URL split into its public and secret parts.
 
     Attributes:
-        address: without anything secret. secrets: what was, as arguments of the driver.
+        address: the URL without anything secret. secrets: the secret parts, as arguments of the driver.
     """
 
     address: str
@@ -44,29 +44,29 @@ class StorageUrl:
         return self.address.partition(":")[0].partition("+")[0]
 
     def for_driver(self) -> sqlalchemy.URL:
-        """Return the address with the driver that is used here."""
+        """Return the address with autotune's driver for it."""
         from sqlalchemy import make_url
 
         return make_url(self.address).set(drivername=f"{self.database}+{DRIVERS[self.database]}")
 
 
 def typed_address(text: str, flag: str) -> str:
-    """Return the address that was typed.
+    """Return an address as typed.
 
     Raises:
-        UsageError: it is none, or has a password. Neither is repeated in the message.
+        UsageError: it is not an address, or has a password. The message repeats neither.
     """
-    found = _taken_apart(text, flag)
-    if found.secrets:
+    url = _taken_apart(text, flag)
+    if url.secrets:
         raise UsageError(f"{flag} has a password, which everybody could read in the list of processes", advice=_WHERE)
-    return found.address
+    return url.address
 
 
 def url_of_environment() -> StorageUrl | None:
     """Return the URL in the environment; ``None`` if there is none.
 
     Raises:
-        UsageError: it is no URL.
+        UsageError: it is not a URL of a database.
     """
     text = os.environ.get(STORAGE_URL)
     return _taken_apart(text, STORAGE_URL) if text else None
@@ -74,8 +74,8 @@ def url_of_environment() -> StorageUrl | None:
 
 def with_credentials(address: str) -> StorageUrl:
     """Return an address with the credentials that the environment has for it, if any."""
-    told = url_of_environment()
-    return told if told is not None and told.address == address else StorageUrl(address)
+    url = url_of_environment()
+    return url if url is not None and url.address == address else StorageUrl(address)
 
 
 def _taken_apart(text: str, name: str) -> StorageUrl:
@@ -85,7 +85,7 @@ def _taken_apart(text: str, name: str) -> StorageUrl:
     try:
         url = make_url(text)
     except (ArgumentError, ValueError):
-        # Their messages have the text in them.
+        # The messages of these errors contain the text.
         raise UsageError(f"{name} is not the URL of a database", advice=_HOW) from None
     if url.get_backend_name() not in DRIVERS:
         raise UsageError(
@@ -102,6 +102,6 @@ def _taken_apart(text: str, name: str) -> StorageUrl:
     secrets = {n: str(query.pop(n)) for n in names}
     if url.password is not None:
         secrets["password"] = str(url.password)
-    # `URL.set` keeps what is given as None.
+    # `URL.set` keeps the old value of whatever is given as None.
     bare = url.create(url.drivername, url.username, None, url.host, url.port, url.database, query)
     return StorageUrl(bare.render_as_string(hide_password=False), secrets)

@@ -22,19 +22,19 @@ from autotune.study.request import read_request
 if TYPE_CHECKING:
     import sqlalchemy
 
-# Our tables next to Optuna's: for people; they can be rebuilt from the launches' folders.
+# Autotune's tables next to Optuna's are for people; they can be rebuilt from the launches' folders.
 
-#: Seconds for which a writer waits for another one of a SQLite file.
+#: Seconds that a writer of a SQLite file waits for another writer.
 _BUSY_S = 30
 
 
 class LaunchTables:
-    """Our tables of a study: one row per launch, per setting of a launch, and per entrant of a heat.
+    """Autotune's tables of a study: one row per launch, per setting of a launch, and per entrant of a heat.
 
     Args:
         shared: the study in a database that several machines share; ``None`` for its own ``study.db``.
 
-    Every method but `rebuild` of an empty study raises `MachineError` if the database cannot be written.
+    Every method except `rebuild` of an empty study raises `MachineError` if the database cannot be written.
     """
 
     def __init__(self, files: StudyFiles, shared: SharedStudy | None = None) -> None:
@@ -44,11 +44,11 @@ class LaunchTables:
 
     @property
     def exist(self) -> bool:
-        """Whether there is a study for them to stand beside: the first probes run before there is."""
+        """Whether the study that the tables belong to exists yet: the first probes run before it does."""
         return self._files.database.exists() if self._shared is None else self._shared.is_entered
 
     def add(self, spec: TrialSpec, result: TrialResult) -> None:
-        """Insert a launch, replacing earlier rows of the same name: doing it twice is the same as doing it once."""
+        """Insert a launch, replacing earlier rows of the same name. This is idempotent."""
         from autotune.study import schema
 
         rows = {
@@ -95,7 +95,7 @@ class LaunchTables:
 
     @contextlib.contextmanager
     def _file(self) -> Iterator[sqlalchemy.Connection]:
-        """A transaction on the study's own file, in which our tables are those of this version."""
+        """Open a transaction on the study's own file, in which autotune's tables have this version."""
         from autotune.study.schema import OtherSchema, prepare
 
         with writing(self._files), self._engine.begin() as connection:
@@ -168,7 +168,7 @@ def _entrants(result: TrialResult) -> list[dict[str, Any]]:
 
 
 def _storable(text: str | None) -> str | None:
-    # PostgreSQL stores every character but this one, which a program's last words may have.
+    # PostgreSQL stores every character except this one, which may occur in a program's last output.
     return None if text is None else text.replace("\0", "�")
 
 
@@ -178,7 +178,7 @@ def _storable(text: str | None) -> str | None:
 def read_trials(files: StudyFiles) -> list[Trial]:
     """Return the finished trials of a study in order of their numbers, without opening the study for writing.
 
-    If the database has been moved away, they are read from their folders, which do not have their scores.
+    If the database has been moved away, they are read from their folders, which do not hold their scores.
 
     Raises:
         MachineError: the study's database cannot be read.
@@ -210,8 +210,8 @@ def read_fingerprint(files: StudyFiles) -> Fingerprint | None:
         MachineError: the study's database cannot be read.
     """
     study = _open_to_read(files)
-    found = None if study is None else study.user_attrs.get(FINGERPRINT)
-    return None if found is None else Fingerprint.model_validate(found)
+    fingerprint = None if study is None else study.user_attrs.get(FINGERPRINT)
+    return None if fingerprint is None else Fingerprint.model_validate(fingerprint)
 
 
 def read_choices(files: StudyFiles) -> dict[str, list[str]]:
@@ -221,8 +221,8 @@ def read_choices(files: StudyFiles) -> dict[str, list[str]]:
         MachineError: the study's database cannot be read.
     """
     study = _open_to_read(files)
-    found: dict[str, list[str]] = {} if study is None else study.user_attrs.get(SPACE, {})
-    return {name: values for name, values in found.items() if name != BASELINE}
+    choices: dict[str, list[str]] = {} if study is None else study.user_attrs.get(SPACE, {})
+    return {name: values for name, values in choices.items() if name != BASELINE}
 
 
 def _open_to_read(files: StudyFiles) -> optuna.Study | None:
@@ -245,7 +245,7 @@ def _open_to_read(files: StudyFiles) -> optuna.Study | None:
 
 
 def _shared(files: StudyFiles) -> optuna.Study | None:
-    """Return the study in the database that several machines share, if that is where it is."""
+    """Return the study in the database that several machines share, if it is stored there."""
     try:
         spec = read_request(files)
     except UsageError:
@@ -257,16 +257,16 @@ def _shared(files: StudyFiles) -> optuna.Study | None:
     return None if shared.name is None else optuna.load_study(study_name=shared.name, storage=shared.optuna)
 
 
-# How many samples of its data set a study's launches have read, one launch after another.
+# The number of samples of its data set that a study's launches have read, one after another.
 
-#: What a launch without a result is taken to have read, in batches, before any launch has told.
+#: Batches that a launch without a result is assumed to have read, before any launch has reported a number.
 GUESS_BATCHES = 64
 
 
 class SamplesRead:
-    """Counts samples over all launches of a study, those of earlier runs included.
+    """Counts samples over all launches of a study, including those of earlier runs.
 
-    The count of a launch that could not tell (it was killed) is taken to be the largest so far.
+    A launch that could not report its count (it was killed) is assumed to have read as many as the largest so far.
     """
 
     def __init__(self, files: StudyFiles) -> None:
@@ -276,27 +276,27 @@ class SamplesRead:
 
     @property
     def samples(self) -> int:
-        """Samples that have been read so far: the place in the study's order that the next launch begins at."""
+        """Samples read so far: the position in the study's order at which the next launch begins."""
         if self._samples is None:
             launches = list(_launches(self._files))
-            # Launches are not listed in the order of their time, and the largest count is to be known first.
+            # Launches are not listed in chronological order, and the largest count must be known first.
             self._most = max((r.samples_drawn or 0 for _, r in launches if r is not None), default=0)
             self._samples = max((spec.first_sample + self._of(spec, r) for spec, r in launches), default=0)
         return self._samples
 
     def after(self, running: Iterable[TrialSpec]) -> int:
-        """Return the place at which the next launch begins while others still read: each of them is taken to read as
-        many as the most so far."""
+        """Return the position at which the next launch begins while others still read: each of them is assumed to read
+        as many samples as the largest count so far."""
         samples = self.samples
         return max([samples, *(spec.first_sample + self._of(spec, None) for spec in running)])
 
     def add(self, spec: TrialSpec, result: TrialResult) -> None:
-        """Count a launch that has ended."""
+        """Count a finished launch."""
         self._samples = max(self.samples, spec.first_sample + self._of(spec, result))
 
     def _of(self, spec: TrialSpec, result: TrialResult | None) -> int:
         if spec.command is not None:
-            # A script reads in an order of its own.
+            # A script reads in its own order.
             return 0
         if result is None or result.samples_drawn is None:
             return self._most or GUESS_BATCHES * spec.batch_size
@@ -305,7 +305,7 @@ class SamplesRead:
 
 
 def _launches(files: StudyFiles) -> Iterator[tuple[TrialSpec, TrialResult | None]]:
-    """Yield all launches that have begun; one that was killed together with the search has no result."""
+    """Yield all launches that have begun; a launch that was killed together with the search has no result."""
     for folder in (*files.trials.glob("*"), *files.launches.glob("*")):
         spec, result = read_launch(LaunchFiles(folder))
         if spec is not None:

@@ -1,15 +1,16 @@
 """Proves the winner by new launches: every step between the end of the search and the profile.
 
-`proof` runs the steps in order. Each step is a module, and judging is kept apart from launching.
+`winner` runs the steps in order. Within each module, judging is kept apart from launching.
 
 | question | launched by | judged by |
 |---|---|---|
-| does it train like eager fp32? | `train_check` | `judgements` |
-| how fast is it, launched in turns with the baseline? | `race` | `comparison` |
+| does it train like eager fp32? | `train_check` | `train_check` |
+| does its loader deliver the baseline's data? | `data_check` | `data_check` |
+| how fast is it, launched in turns with the baseline? | `race` | `race` |
 | which configuration wins? | | `winner` |
-| does it stay within device memory? | `hold` | `judgements` |
+| does it stay within device memory? | `ceilings` | `train_check` |
 | what limits it? | `ceilings` | `ceilings` |
-| how much does each of its knobs gain? | `ablation` | `ablation` |
+| how much does each of its knobs gain? | `ceilings` | `ceilings` |
 | what is likely, if nothing is proven? | | `likely` |
 """
 

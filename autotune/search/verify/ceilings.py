@@ -1,4 +1,4 @@
-"""What limits a configuration, whether it holds, and what each part of it brings."""
+"""What limits a configuration, whether it holds, and what each of its knobs gains."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ from autotune.space.formatting import figure_text, percent_text, rate_text
 
 # What limits a configuration, and whether it holds.
 
-# Finds what limits a configuration, by comparing its rate with those of the device alone and the loader alone.
+# Finds what limits a configuration by comparing its rate with those of the device alone and of the loader alone.
 #
 # A training that overlaps loading and computing runs at most at the smaller of the two rates (the roofline argument:
 # Williams, Waterman & Patterson, CACM 52, 2009, with the loader in place of the memory). Without loader workers, the
-# times of loading and computing add up. Of several ranks, the device's own rate is measured with and without the
-# exchange of gradients, too.
+# times of loading and computing add up. With several ranks, the rate of the device alone is measured both with and
+# without the exchange of gradients.
 
 #: Something is a limit only if removing it would gain at least this ratio.
 MATTERS = 1.1
-#: A ceiling further below the measured rate than this contradicts it. The launches are from different moments.
+#: A ceiling below this fraction of the measured rate contradicts it. The launches took place at different times.
 CONTRADICTS = 0.9
-#: If loading, copying or computing take turns, one with less than this fraction of the time is not the limit.
+#: If loading, copying and computing take turns, one that takes less than this fraction of the time is not the limit.
 SMALL_SHARE = 1 / 3
 #: The device waits for the host if enqueueing takes at least this fraction of a step.
 LAUNCH_BOUND = 0.9
@@ -63,85 +63,88 @@ _NAMES = {LaunchKind.DEVICE_ONLY: "device", LaunchKind.LOADER_ONLY: "loader", La
 
 
 def bottlenecks(final: Final, compared: Comparison, entrants: Sequence[Entrant], share_s: float) -> list[Bottleneck]:
-    """Return the bottleneck of each entrant, as far as there is time. Ceilings shared by entrants are measured once."""
+    """Return the bottleneck of each entrant, measuring ceilings as time permits; those that entrants share, once."""
     if not final.sees_inside or WORKERS not in final.space.baseline:
         return []
     budget = final.launches.budget
     # Launches by an earlier run of the study count against this step's share.
     began = budget.spent_s - sum(_finished_s(final, kind, e) for e in entrants for kind in _NAMES)
-    # A training's own launches tell less sure what limits it, and nothing of its first epoch: the winner's comes first.
+    # A training's own launches reveal its limit less reliably, and its first epoch not at all: the winner comes first.
     by_use = sorted(entrants, key=lambda e: -compared.rate(e).per_s)
     reserve_s = _cost_s(final, LaunchKind.MEASURE, by_use[0]) if by_use and reads_apart(final) else 0.0
     ceilings: dict[tuple[LaunchKind, str], Measurement | None] = {}
-    without: dict[str, Measurement | None] = {}
-    found = {}
-    for one in entrants:
-        names = [
-            (LaunchKind.DEVICE_ONLY, key(device_part(one.config))),
-            (LaunchKind.LOADER_ONLY, key(loader_part(one.config))),
+    unexchanged: dict[str, Measurement | None] = {}
+    results = {}
+    for entrant in entrants:
+        ceiling_keys = [
+            (LaunchKind.DEVICE_ONLY, key(device_part(entrant.config))),
+            (LaunchKind.LOADER_ONLY, key(loader_part(entrant.config))),
         ]
-        missing = [n for n in names if n not in ceilings and not final.by_command]
+        missing = [n for n in ceiling_keys if n not in ceilings and not final.by_command]
         left_s = min(share_s - (budget.spent_s - began), budget.left_s) - reserve_s
-        # One ceiling without the other tells little.
-        if missing and sum(_cost_s(final, kind, one) for kind, _ in missing) <= max(0.0, left_s):
-            for name in missing:
-                ceilings[name] = _ceiling(final, name[0], one)
-        device, loader = (ceilings.get(n) for n in names)
-        part = names[0][1]
-        # Of a model that is sharded, only a part of the exchange could be left out.
-        if device is not None and STATIC_GRAPH.name in final.space.choices and part not in without:
+        # One ceiling without the other reveals little.
+        if missing and sum(_cost_s(final, kind, entrant) for kind, _ in missing) <= max(0.0, left_s):
+            for ceiling_key in missing:
+                ceilings[ceiling_key] = _ceiling(final, ceiling_key[0], entrant)
+        device, loader = (ceilings.get(n) for n in ceiling_keys)
+        part = ceiling_keys[0][1]
+        # For a sharded model, only a part of the exchange could be left out.
+        if device is not None and STATIC_GRAPH.name in final.space.choices and part not in unexchanged:
             left_s = min(share_s - (budget.spent_s - began), budget.left_s)
-            affordable = _cost_s(final, LaunchKind.DEVICE_ONLY, one, apart=True) <= max(0.0, left_s)
-            without[part] = _ceiling(final, LaunchKind.DEVICE_ONLY, one, apart=True) if affordable else None
-        rate, on_cpu = compared.rate(one).per_s, final.device == "cpu"
-        found[one.name] = bottleneck(one, rate, final.cores, on_cpu, device, loader, without.get(part))
-    # Last, because it empties a cache that all other launches want full.
-    for one in by_use:
+            affordable = _cost_s(final, LaunchKind.DEVICE_ONLY, entrant, apart=True) <= max(0.0, left_s)
+            unexchanged[part] = _ceiling(final, LaunchKind.DEVICE_ONLY, entrant, apart=True) if affordable else None
+        rate, on_cpu = compared.rate(entrant).per_s, final.device == "cpu"
+        results[entrant.name] = bottleneck(entrant, rate, final.cores, on_cpu, device, loader, unexchanged.get(part))
+    # This comes last because it empties a cache that all other launches need full.
+    for entrant in by_use:
         left_s = min(share_s - (budget.spent_s - began), budget.left_s)
-        found[one.name] = _with_cold(final, found[one.name], one, left_s)
-    return [found[one.name] for one in entrants]
+        results[entrant.name] = _with_cold(final, results[entrant.name], entrant, left_s)
+    return [results[entrant.name] for entrant in entrants]
 
 
 def reads_apart(final: Final) -> bool:
-    """Whether a first epoch reads from elsewhere than later ones, and is to be measured: behind a store that was put
-    there, or if the search is asked about epochs."""
+    """Return whether a first epoch reads from elsewhere than later ones and is to be measured: behind a simulated
+    store, or if the search is asked about epochs."""
     data = final.launches.conditions.data
     return data.first_epoch_apart and not final.by_command and (data.store is not None or final.epochs is not None)
 
 
 def _with_cold(final: Final, found: Bottleneck, one: Entrant, left_s: float) -> Bottleneck:
-    """Measure the first epoch, whose files no cache has yet, if it `reads_apart` and there is time."""
+    """Measure the first epoch, whose files are in no cache yet, if it `reads_apart` and there is time."""
     data = final.launches.conditions.data
     name = _name(LaunchKind.MEASURE, one)
     more_s = None if final.deliveries is None else stats.first_epoch_more_s(final.deliveries)
     if more_s is not None:
-        # Its launches tell of later epochs.
+        # Its launches measure later epochs.
         cold_per_s = 1 / (1 / found.samples_per_s + more_s)
-        words = f"{found.sentence} Its data set keeps what it has made: in the first epoch it runs at about "
-        sentence = f"{words}{rate_text(cold_per_s)} samples/s."
+        start = f"{found.sentence} Its data set keeps what it has made: in the first epoch it runs at about "
+        sentence = f"{start}{rate_text(cold_per_s)} samples/s."
         return found.model_copy(update={"cold_per_s": (cold_per_s, cold_per_s, cold_per_s), "sentence": sentence})
     if not reads_apart(final) or _cost_s(final, LaunchKind.MEASURE, one) > left_s:
         return found
     if data.store is not None:
         cold = data.model_copy(update={"store": data.store.model_copy(update={"cached": 0.0})})
-        where, held = "the store's cache is empty", f"; the cache holds {percent_text(data.store.cached)} of the files"
+        condition, cached = (
+            "the store's cache is empty",
+            f"; the cache holds {percent_text(data.store.cached)} of the files",
+        )
     else:
-        done = final.launches.finished(name, one.config) is not None
-        if not done and not final.evict():
+        is_done = final.launches.finished(name, one.config) is not None
+        if not is_done and not final.evict():
             return found
         cold = data.model_copy(update={"page_cache": "cold"})
-        where, held = "no file is in the page cache", ""
+        condition, cached = "no file is in the page cache", ""
     title = f"an empty cache, trial {one.trial.number}"
     result = final.launches.run_outside(
         LaunchKind.MEASURE, name, title, one.config, plan=_plan(final), data=cold, limit_s=left_s
     )
     final.raise_if_stopped()
-    seen = result.measurement if result.status is TrialStatus.COMPLETE else None
-    if seen is None:
+    measurement = result.measurement if result.status is TrialStatus.COMPLETE else None
+    if measurement is None:
         return found
-    rate = rate_text(seen.samples_per_s)
-    sentence = f"{found.sentence} While {where}, in the first epoch, it runs at {rate} samples/s{held}."
-    return found.model_copy(update={"cold_per_s": _triple(seen), "sentence": sentence})
+    rate = rate_text(measurement.samples_per_s)
+    sentence = f"{found.sentence} While {condition}, in the first epoch, it runs at {rate} samples/s{cached}."
+    return found.model_copy(update={"cold_per_s": _triple(measurement), "sentence": sentence})
 
 
 def _finished_s(final: Final, kind: LaunchKind, one: Entrant) -> float:
@@ -169,8 +172,8 @@ def _ceiling(final: Final, kind: LaunchKind, one: Entrant, *, apart: bool = Fals
     Args:
         apart: the ranks do not exchange gradients.
     """
-    what = "the device alone" if kind is LaunchKind.DEVICE_ONLY else "the loader alone"
-    title = f"{what}{' in each rank' if apart else ''}, trial {one.trial.number}"
+    side = "the device alone" if kind is LaunchKind.DEVICE_ONLY else "the loader alone"
+    title = f"{side}{' in each rank' if apart else ''}, trial {one.trial.number}"
     result = final.launches.run_outside(
         kind, _name(kind, one, apart=apart), title, one.config, plan=_plan(final), exchanges=not apart
     )
@@ -179,7 +182,7 @@ def _ceiling(final: Final, kind: LaunchKind, one: Entrant, *, apart: bool = Fals
 
 
 def _plan(final: Final) -> MeasurePlan:
-    """Return a shorter measuring plan: ceilings only support a verdict, and need less precision than the race."""
+    """Return a shorter measuring plan: ceilings only support a verdict and need less precision than the race."""
     plan = final.launches.plan
     return plan.model_copy(update={"max_measure_s": max(2.0, plan.max_measure_s / 4), "target_halfwidth": 0.05})
 
@@ -196,9 +199,9 @@ def bottleneck(
     """Return the bottleneck of an entrant.
 
     Args:
-        rate: end-to-end rate in samples/s. cores: that a training may use; on_cpu: it computes on them, too.
-        device, loader: launches of either alone; ``None`` if there was no time for them.
-        apart: the device alone in ranks that do not exchange gradients.
+        rate: end-to-end rate in samples/s. cores: number of cores a training may use; on_cpu: it also computes on them.
+        device, loader: launches of each alone; ``None`` if there was no time for them.
+        apart: a launch of the device alone, in ranks that do not exchange gradients.
     """
     waits = wait_fraction(one.seen) or 0.0
     limit, sentence = verdict(one.config, rate, waits, device, loader, apart, on_cpu=on_cpu)
@@ -225,10 +228,10 @@ def bottleneck(
 
 @dataclass(frozen=True)
 class DeviceAndLoader:
-    """What device and loader do by themselves, in samples/s.
+    """Rates of device and loader on their own, in samples/s.
 
     Attributes:
-        idle: of the time in which the loader's processes make batches, the part in which they wait for files or the
+        idle: fraction of the time in which the loader's processes make batches that they spend waiting for files or the
             network.
     """
 
@@ -240,30 +243,39 @@ class DeviceAndLoader:
 def sides_of(
     config: Config, seen: Sequence[Measurement], device: Measurement | None, loader: Measurement | None
 ) -> DeviceAndLoader | None:
-    """Return what is known of either side of a training.
+    """Return what is known about both sides of a training.
 
-    Without workers its own launches tell best: loading and computing take turns in them, and both are slower than
-    alone, because each leaves the other cold caches. With workers the two get in each other's way, so launches of
-    either alone tell more, if there were any.
+    Without workers, its own launches show them best: loading and computing take turns, and both are slower than alone,
+    because each leaves the other with cold caches. With workers, the two get in each other's way, so launches of each
+    alone show more, if there were any.
 
     Args:
-        seen: launches of the training. device, loader: of either alone.
+        seen: launches of the training. device, loader: launches of each alone.
     """
-    told = None
+    from_launches = None
     rows = [(m.device_per_s, m.loader_capacity_per_s, m.loader_idle_fraction) for m in seen]
-    known = [(made, loaded, idle) for made, loaded, idle in rows if made and loaded and idle is not None]
-    if known:
-        told = DeviceAndLoader(*(median(column) for column in zip(*known, strict=True)))
-    if device is None or loader is None or loader.loader_idle_fraction is None or (told and not workers_of(config)):
-        return told
+    complete_rows = [
+        (device_per_s, loader_per_s, idle)
+        for device_per_s, loader_per_s, idle in rows
+        if device_per_s and loader_per_s and idle is not None
+    ]
+    if complete_rows:
+        from_launches = DeviceAndLoader(*(median(column) for column in zip(*complete_rows, strict=True)))
+    if (
+        device is None
+        or loader is None
+        or loader.loader_idle_fraction is None
+        or (from_launches and not workers_of(config))
+    ):
+        return from_launches
     return DeviceAndLoader(device.samples_per_s, loader.samples_per_s, loader.loader_idle_fraction)
 
 
 def without_store(config: Config, sides: DeviceAndLoader, cores: int, *, shared: bool) -> float:
     """Estimate the rate of a training whose loader need not wait for its store, in samples/s.
 
-    What remains of the loader is the time in which its processes are busy. With workers, as many of them are busy at a
-    time as there are cores, and the training runs at most at the device's rate.
+    What remains of the loader's time is that in which its processes are busy. With workers, as many of them are busy at
+    once as there are cores, and the training runs at most at the device's rate.
 
     Args:
         shared: the device is the CPU, so that training and loader share its cores.
@@ -274,13 +286,13 @@ def without_store(config: Config, sides: DeviceAndLoader, cores: int, *, shared:
         return 1 / (1 / sides.device_per_s + busy_s)
     if shared:
         # The work of both is spread over all cores.
-        both = 1 / (1 / sides.device_per_s + busy_s / cores)
-        return min(both, workers / busy_s)
+        shared_per_s = 1 / (1 / sides.device_per_s + busy_s / cores)
+        return min(shared_per_s, workers / busy_s)
     return min(sides.device_per_s, min(workers, cores) / busy_s)
 
 
 def contradictory(rate: float, ceiling: Measurement | None) -> bool:
-    """Return whether a ceiling is so far below the end-to-end rate that one of them is not what it seems."""
+    """Return whether a ceiling is so far below the end-to-end rate that one of them must be wrong."""
     return ceiling is not None and ceiling.ci95_per_s[1] < CONTRADICTS * rate
 
 
@@ -302,18 +314,18 @@ def verdict(
 
     Args:
         rate: end-to-end rate in samples/s.
-        wait_fraction: fraction of a step spent waiting for the loader; decides alone if a ceiling was not measured.
+        wait_fraction: fraction of a step spent waiting for the loader; the only criterion if a ceiling is missing.
         on_cpu: batches are not copied to another device.
     """
-    odd = contradictory(rate, device) or contradictory(rate, loader)
-    if odd or device is None or loader is None:
+    is_contradictory = contradictory(rate, device) or contradictory(rate, loader)
+    if is_contradictory or device is None or loader is None:
         limit = Limit.LOADER if wait_fraction > 0.5 else Limit.DEVICE if wait_fraction < 0.1 else Limit.BALANCED
-        why = (
+        reason = (
             "a ceiling came out below the rate itself, so the machine was not the same then, and it is left out"
-            if odd
+            if is_contradictory
             else "the ceilings were not measured"
         )
-        return limit, f"{limit}: {percent_text(wait_fraction)} of a step is waiting for the loader ({why})."
+        return limit, f"{limit}: {percent_text(wait_fraction)} of a step is waiting for the loader ({reason})."
     copying = 0.0 if on_cpu or config.get(PINNED.name) else 1 - wait_fraction - rate / device.samples_per_s
     if copying > max(SMALL_SHARE, wait_fraction):
         return Limit.COPY, (
@@ -322,17 +334,17 @@ def verdict(
             "waits while each batch is copied."
         )
     bound = Limit.LAUNCH if _launch_bound(device) else Limit.DEVICE
-    buys = (
+    gains = (
         f"{_buys('a loader', device.samples_per_s, rate)}, {_buys('a device', loader.samples_per_s, rate)}".capitalize()
     )
     if apart is not None:
-        buys += f"; of the device alone, ranks that exchange nothing would make {rate_text(apart.samples_per_s)}"
+        gains += f"; of the device alone, ranks that exchange nothing would make {rate_text(apart.samples_per_s)}"
         bound = Limit.COMMUNICATION if apart.samples_per_s > MATTERS * device.samples_per_s else bound
     if workers_of(config) == 0:
         share = device.samples_per_s / (device.samples_per_s + loader.samples_per_s)
         limit = Limit.LOADER if share > 1 - SMALL_SHARE else bound if share < SMALL_SHARE else Limit.BALANCED
         turns = f"without workers loading and computing take turns, and loading takes {percent_text(share)} of the time"
-        return limit, f"{limit}: {turns}. {buys}."
+        return limit, f"{limit}: {turns}. {gains}."
     # A ceiling below the measured rate is noise: removing the other limit would gain nothing.
     faster_loader, faster_device = max(1.0, device.samples_per_s / rate), max(1.0, loader.samples_per_s / rate)
     if faster_loader > MATTERS and faster_loader > MATTERS * faster_device:
@@ -341,15 +353,15 @@ def verdict(
         limit = bound
     else:
         limit = Limit.BALANCED
-    return limit, f"{limit}: {buys[0].lower()}{buys[1:]}."
+    return limit, f"{limit}: {gains[0].lower()}{gains[1:]}."
 
 
 def _buys(what: str, ceiling_per_s: float, rate_per_s: float) -> str:
-    """Return a clause about the rate if one side took no time."""
+    """Return a clause on the rate that would be reached if one side took no time."""
     if ceiling_per_s < rate_per_s:
         # A ceiling a little below the measured rate is noise.
         return f"{what} that costs nothing would buy nothing (alone: {rate_text(ceiling_per_s)} samples/s)"
-    # No ratio: the two rates are from different moments.
+    # No ratio is given: the two rates were measured at different times.
     return f"with {what} that costs nothing it would run at {rate_text(ceiling_per_s)} samples/s"
 
 
@@ -357,21 +369,21 @@ def _launch_bound(device: Measurement) -> bool:
     return device.enqueue_s is not None and device.enqueue_s >= LAUNCH_BOUND * device.mean_step_s
 
 
-# Checks that the winner holds: trains until its memory has settled, with an evaluation pass and the largest sample.
+# Checks that the winner holds: it trains until its memory has settled, with an evaluation pass and the largest sample.
 
 #: Fraction of device memory that must stay free, for other processes, fragmentation, or a larger sample.
 HEADROOM = 0.08
-#: Training for less time does not show growth of memory.
+#: Training for less time does not show whether memory grows.
 _LEAST_S = 2.0
-#: On CUDA the winner then trains for at most this long, and at most half of the time, to tell the rate that the card
-#: holds. The windows of a launch take a few seconds after a pause, in which a card may run at clocks that its limits of
-#: power and heat do not allow for longer.
+#: On CUDA the winner then trains for at most this long, and at most half of the time, to measure the rate that the card
+#: sustains. The windows of a launch take a few seconds after a pause, in which a card may run at clocks that its power
+#: and thermal limits do not allow for longer.
 _SUSTAIN_S = 20.0
 _LEAST_LIMIT_S = 20.0
 
 
 def check_holding(final: Final, winner: Entrant, share_s: float) -> HoldVerdict:
-    """Run the winner until its memory settles, and on CUDA some time longer. If it does not hold, it drops out of the
+    """Run the winner until its memory settles, and somewhat longer on CUDA. If it does not hold, it drops out of the
     race."""
     number = winner.trial.number
     if final.by_command:
@@ -382,7 +394,7 @@ def check_holding(final: Final, winner: Entrant, share_s: float) -> HoldVerdict:
     name = f"hold-{winner.name}"
     if train_s < _LEAST_S and final.launches.finished(name, winner.config) is None:
         return HoldVerdict(trial=number, passed=None, reason="there was no time to check it", headroom_wanted=HEADROOM)
-    # The evaluation pass may need compiling, too.
+    # The evaluation pass may need compiling as well.
     limit_s = max(_LEAST_LIMIT_S, 2 * (start_s + max(train_s, _LEAST_S)))
     train_s = max(train_s, _LEAST_S)
     sustain_s = min(_SUSTAIN_S, train_s / 2) if final.device == "cuda" else 0.0
@@ -394,14 +406,14 @@ def check_holding(final: Final, winner: Entrant, share_s: float) -> HoldVerdict:
     if result.hold is not None:
         reason = held(result.hold, HEADROOM)
         passed: bool | None = reason is None
-        # Memory that kept growing, but left enough room, is neither a pass nor a failure.
+        # Memory that kept growing but left enough room is neither a pass nor a failure.
         if held(result.hold.model_copy(update={"settled": True}), HEADROOM) is None and not result.hold.settled:
             passed = None
         if passed is not False:
-            beyond = _beyond_required(final, result.hold)
-            passed, reason = (passed, reason) if beyond is None else (False, beyond)
+            excess = _beyond_required(final, result.hold)
+            passed, reason = (passed, reason) if excess is None else (False, excess)
     elif ended_from_outside(result) or result.status is TrialStatus.TIMEOUT:
-        # The time limit is ours, and hitting it says nothing about memory.
+        # The time limit is set here, so hitting it says nothing about memory.
         passed, reason = None, f"its check ended as {result.status}: {result.cause}"
     else:
         passed, reason = False, f"it ended as {result.status} in the long run: {result.cause}"
@@ -419,36 +431,36 @@ def check_holding(final: Final, winner: Entrant, share_s: float) -> HoldVerdict:
 
 
 def _beyond_required(final: Final, hold: Hold) -> str | None:
-    """Return by what its memory exceeds what is required, as a clause: an evaluation and the largest sample may take
-    more than the launches did."""
+    """Return a clause on how its memory exceeds a requirement: an evaluation and the largest sample may take more than
+    the launches did."""
     memory = FIGURES["peak_memory"]
-    for one in final.required.every:
-        if one.figure is memory and one.at_most and hold.peak_bytes > one.limit:
-            took = figure_text(memory, hold.peak_bytes)
-            return f"it took {took} in a longer training with an evaluation, and {one} is required"
+    for requirement in final.required.every:
+        if requirement.figure is memory and requirement.at_most and hold.peak_bytes > requirement.limit:
+            peak = figure_text(memory, hold.peak_bytes)
+            return f"it took {peak} in a longer training with an evaluation, and {requirement} is required"
     return None
 
 
 def _sustained_per_s(hold: Hold | None, winner: Entrant) -> float | None:
-    """Return the sustained rate with the turns of epochs, which take the same part of it as in the launches that were
-    timed."""
+    """Return the sustained rate including the turns of epochs, which take the same fraction of it as in the timed
+    launches."""
     if hold is None or hold.sustained_per_s is None or not winner.seen:
         return None
     return hold.sustained_per_s * fmean(m.samples_per_s / m.steady_per_s for m in winner.seen)
 
 
-# Measures the gain of each knob: races the winner against itself with one knob set back to the baseline's value.
+# Measures the gain of each knob by racing the winner against itself with one knob set back to the baseline's value.
 #
-# Leaves one knob out rather than adding one, because knobs interact (channels_last gains little in fp32 and much in
-# bf16) and the useful number is the loss from setting a knob back. The question is that of Fawcett & Hoos, "Analysing
+# One knob is left out rather than added, because knobs interact (channels_last gains little in fp32 and much in bf16)
+# and the useful number is the loss from setting a knob back. The question is that of Fawcett & Hoos, "Analysing
 # differences between algorithm configurations through ablation", J. Heuristics 22, 2016; their method follows a path.
 
 
 _MAX_ROUNDS = 4
-#: Name of the heat, and the number of steps or turns that a variant is expected to take in it.
+#: Name of the heat, and the number of turns or steps that a variant is expected to take in it.
 _HEAT, _HEAT_ROUNDS = "ablate-heat", 10
-#: Largest part of the time that a training with workers, which go on while the device is slow, may wait for them if its
-#: gains are to come from a heat.
+#: Largest fraction of the time that a training with workers may wait for them if its gains are to come from a heat:
+#: workers continue while the device is slow.
 FEW_WAITS = 0.05
 
 
@@ -458,7 +470,7 @@ class Variant:
 
     Attributes:
         with_it: other knobs that have no effect without this one.
-        refused: why it may not be launched, if so.
+        refused: why it may not be launched; ``None`` if it may.
     """
 
     knob: str
@@ -470,9 +482,9 @@ class Variant:
 def ablate(race: Race, winner: Entrant, share_s: float) -> tuple[KnobPart, ...]:
     """Measure the gain of each changed knob of the winner, for at most ``share_s`` seconds.
 
-    If the winner hardly waits for its loader, the variants that its training can be switched to are compared in a heat.
-    The others are launched in more rounds of the race, in turns with the baseline, too, so that one of them can replace
-    the winner.
+    If the winner hardly waits for its loader, the variants to which its training can be switched are compared in a
+    heat. The others are launched in further rounds of the race, in turns with the baseline as well, so that one of them
+    can replace the winner.
     """
     baseline = race.baseline
     if winner is baseline:
@@ -480,33 +492,33 @@ def ablate(race: Race, winner: Entrant, share_s: float) -> tuple[KnobPart, ...]:
     budget = race.final.launches.budget
     variants = variants_of(race.final.space, winner)
     began = budget.spent_s
-    told = _in_a_heat(race, winner, variants, min(share_s, budget.left_s))
-    rest = [v for v in variants if v.knob not in told]
-    if rest and not (len(variants) == 1 and key(variants[0].entrant.config) == key(baseline.config)):
-        _run(race, winner, [v.entrant for v in rest if v.refused is None], share_s - (budget.spent_s - began))
+    heat_gains = _in_a_heat(race, winner, variants, min(share_s, budget.left_s))
+    remaining = [v for v in variants if v.knob not in heat_gains]
+    if remaining and not (len(variants) == 1 and key(variants[0].entrant.config) == key(baseline.config)):
+        _run(race, winner, [v.entrant for v in remaining if v.refused is None], share_s - (budget.spent_s - began))
     compared = race.compared()
     parts = []
     for variant in variants:
-        # The race has measured the winner without its only change: that is the baseline.
-        one = baseline if key(variant.entrant.config) == key(baseline.config) else variant.entrant
-        gain = told.get(variant.knob)
-        if gain is None and compared.in_turns(winner, one):
-            gain = compared.ratio(winner, one)
+        # Without its only change, the winner is the baseline, which the race has measured.
+        entrant = baseline if key(variant.entrant.config) == key(baseline.config) else variant.entrant
+        gain = heat_gains.get(variant.knob)
+        if gain is None and compared.in_turns(winner, entrant):
+            gain = compared.ratio(winner, entrant)
         part = _part(variant, winner, baseline.config, gain)
-        parts.append(part.model_copy(update={"launches": len(one.again), "in_heat": variant.knob in told}))
+        parts.append(part.model_copy(update={"launches": len(entrant.again), "in_heat": variant.knob in heat_gains}))
     return tuple(parts)
 
 
 def _in_a_heat(
     race: Race, winner: Entrant, variants: Sequence[Variant], limit_s: float
 ) -> dict[str, tuple[float, float, float]]:
-    """Return the gain of each knob that a heat of the winner and its variants has shown.
+    """Return the gain of each knob as measured in a heat of the winner and its variants.
 
-    A heat shows the device's part. The winner's waits for its loader are added to the time of each, so the gains hold
-    for the training: without workers exactly, and with workers if there is hardly any wait.
+    A heat shows the device's part. The winner's waits for its loader are added to the time of each variant, so that the
+    gains apply to the training: exactly without workers, and with workers if there is hardly any waiting.
     """
-    known = wait_fraction(winner.seen)
-    waits = 1.0 if known is None else known
+    fraction = wait_fraction(winner.seen)
+    waits = 1.0 if fraction is None else fraction
     if not race.final.by_rate or waits > (FEW_WAITS if workers_of(winner.config) else MOSTLY_DEVICE):
         return {}
     launches = race.final.launches
@@ -515,17 +527,17 @@ def _in_a_heat(
     entrants, knobs = [winner.config], [""]
     cold_s = max(_compile_s(winner), race.compiled_s.get(graph(winner.config), 0.0))
     left_s = limit_s - winner.seen[0].startup_s - (WARM_COMPILE * cold_s if compiles(winner.config) else 0.0)
-    # A resumed study has spent the seconds of the variants that it had chosen before.
+    # A resumed study has already spent the seconds of the variants that it had chosen.
     earlier = launches.heat_plan(_HEAT)
-    begun = earlier.entrants if earlier is not None and earlier.entrants[0] == winner.config else ()
+    earlier_entrants = earlier.entrants if earlier is not None and earlier.entrants[0] == winner.config else ()
     for variant in variants:
         config = variant.entrant.config
         step_s = int(config["batch_size"]) / winner.seen[0].samples_per_s
         taken_s = _HEAT_ROUNDS * max(launches.even_steps * step_s, launches.turn_s["device"]) + (
             cold_s if compiles(config) else 0.0
         )
-        fits = config in begun if begun else taken_s < left_s
-        # The race has measured the winner without its only change.
+        fits = config in earlier_entrants if earlier_entrants else taken_s < left_s
+        # Without its only change, the winner is the baseline, which the race has measured.
         fits &= key(config) != key(race.baseline.config)
         if fits and variant.refused is None and race.final.space.why_apart(winner.config, config) is None:
             left_s -= taken_s
@@ -533,41 +545,43 @@ def _in_a_heat(
             knobs.append(variant.knob)
     if len(entrants) < 2:
         return {}
-    found, _ = launches.heat(_HEAT, "the gains of its knobs", entrants, limit_s=limit_s)
+    heat, _ = launches.heat(_HEAT, "the gains of its knobs", entrants, limit_s=limit_s)
     race.final.raise_if_stopped()
-    for name, seconds in cold_compiles([], [found]).items():
+    for name, seconds in cold_compiles([], [heat]).items():
         race.compiled_s[name] = max(seconds, race.compiled_s.get(name, 0.0))
-    if found.reference is not found.entrants[0]:
+    if heat.reference is not heat.entrants[0]:
         return {}
     gains = {}
-    for knob, one in zip(knobs[1:], found.entrants[1:], strict=True):
-        if one.ratio is not None and one.ratio_ci95 is not None:
-            # The winner takes one second, of which it waits for a part; without the knob its device takes longer.
-            low, high = one.ratio_ci95
-            gain, least, most = ((1 - waits) / ratio + waits for ratio in (one.ratio, high, low))
+    for knob, entrant in zip(knobs[1:], heat.entrants[1:], strict=True):
+        if entrant.ratio is not None and entrant.ratio_ci95 is not None:
+            # The winner takes one unit of time, part of which is waiting; without the knob, its device takes longer.
+            low, high = entrant.ratio_ci95
+            gain, least, most = ((1 - waits) / ratio + waits for ratio in (entrant.ratio, high, low))
             gains[knob] = gain, least, most
     return gains
 
 
 def variants_of(space: Space, winner: Entrant) -> list[Variant]:
-    """Return the winner with each changed knob set back to the baseline's value, one at a time; largest expected effect
-    first."""
+    """Return the winner with each changed knob set back to the baseline's value, one at a time, the largest expected
+    effect first."""
     baseline, config = space.baseline, winner.config
-    # Knobs that need workers are set back together with them, and do not count as changes if the baseline has none.
+    # Knobs that need workers are set back together with them, and are no changes if the baseline has no workers.
     changed = [n for n in config if config[n] != baseline.get(n) and (n in baseline or not _needs(n))]
-    found = []
+    variants = []
     for name in sorted(changed, key=lambda n: _expected_effect(n, config[n], baseline.get(n)), reverse=True):
-        legal = set_back(space, config, [name])
-        with_it = tuple(n for n in config if n not in legal)
-        # Each compiled variant has to be compiled first.
-        compile_s = _compile_s(winner) if compiles(legal) else 0.0
-        one = Entrant(legal, winner.trial, expected_s=winner.expected_s + compile_s, label=f"without {name}")
-        found.append(Variant(name, one, with_it, space.combination_refusal(legal)))
-    return found
+        variant_config = set_back(space, config, [name])
+        with_it = tuple(n for n in config if n not in variant_config)
+        # A compiled variant has to be compiled first.
+        compile_s = _compile_s(winner) if compiles(variant_config) else 0.0
+        entrant = Entrant(
+            variant_config, winner.trial, expected_s=winner.expected_s + compile_s, label=f"without {name}"
+        )
+        variants.append(Variant(name, entrant, with_it, space.combination_refusal(variant_config)))
+    return variants
 
 
 def set_back(space: Space, config: Config, names: Collection[str]) -> dict[str, Value]:
-    """Return a configuration with some knobs set back to the baseline's values, and with them the knobs that have no
+    """Return a configuration with some knobs set back to the baseline's values, along with the knobs that have no
     effect without them."""
     baseline = space.baseline
     needing = {n: baseline[n] for n in baseline if _needs(n) in names}
@@ -579,7 +593,7 @@ def _needs(name: str) -> str | None:
 
 
 def _expected_effect(name: str, value: Value, baseline_value: Value | None) -> float:
-    """Return the effect that a change of a knob may have, by the catalog's expectations."""
+    """Return the effect that changing a knob may have according to the catalog."""
     if name not in KNOBS:
         return UNKNOWN.sd
     effects = KNOBS[name].effects("whole")
@@ -597,16 +611,17 @@ def _compile_s(winner: Entrant) -> float:
 def _run(race: Race, winner: Entrant, variants: Sequence[Entrant], share_s: float) -> None:
     """Run rounds with the baseline, the winner, and as many variants as there is time for.
 
-    A round is kept in reserve, because a variant that is as good as the winner replaces it after another launch. If
-    only fewer variants could run then, they run in turns with the winner alone, which tells their gains and no more.
+    Time for one more round is reserved, because a variant as good as the winner replaces it after another launch. If
+    more variants fit without the baseline and the reserve, they run in turns with the winner alone, which shows only
+    their gains.
     """
     budget = race.final.launches.budget
-    # The launches get their own names, so that a resume does not take these rounds for the race's.
+    # These launches have their own names, so that a resume does not mistake them for the race's.
     race.purpose = "ablate"
     began = budget.spent_s
     limit_s = min(share_s, budget.left_s)
     reserve_s = expected_s([race.baseline, winner, winner])
-    # A resumed study has spent the seconds of the variants that it had chosen before.
+    # A resumed study has already spent the seconds of the variants that it had chosen.
     tested = [one for one in variants if race.has_run(one)]
     racing = [race.baseline, winner]
     if not tested:
@@ -625,12 +640,12 @@ def _run(race: Race, winner: Entrant, variants: Sequence[Entrant], share_s: floa
 
 
 def _fitting(race: Race, racing: Sequence[Entrant], variants: Sequence[Entrant], limit_s: float) -> list[Entrant]:
-    """Return the variants of which a round, together with ``racing``, fits into the seconds given."""
-    found: list[Entrant] = []
-    for one in variants:
-        if race.round_s([*racing, *found, one]) <= limit_s:
-            found.append(one)
-    return found
+    """Return the variants that, together with ``racing``, fit into a round of the given seconds."""
+    fitting: list[Entrant] = []
+    for variant in variants:
+        if race.round_s([*racing, *fitting, variant]) <= limit_s:
+            fitting.append(variant)
+    return fitting
 
 
 def _part(variant: Variant, winner: Entrant, baseline: Config, gain: tuple[float, float, float] | None) -> KnobPart:
@@ -645,12 +660,12 @@ def _part(variant: Variant, winner: Entrant, baseline: Config, gain: tuple[float
 
 
 def _why_not(variant: Variant, winner: Entrant) -> str:
-    one = variant.entrant
+    entrant = variant.entrant
     if variant.refused is not None:
         return variant.refused
-    if one.out is not None:
-        return f"it {one.out}"
-    if one.rounds:
+    if entrant.out is not None:
+        return f"it {entrant.out}"
+    if entrant.rounds:
         return "it could not be measured undisturbed"
-    again = compiles(winner.config) and compiles(one.config)
-    return "there was no time for it" + (", it would have to be compiled again" if again else "")
+    must_compile = compiles(winner.config) and compiles(entrant.config)
+    return "there was no time for it" + (", it would have to be compiled again" if must_compile else "")

@@ -21,15 +21,15 @@ class Final:
 
     Attributes:
         by_rate: the search is for the rate itself, so the intervals of rates determine the winner.
-        rate_within: the objective chooses among those whose rate is within this fraction of the fastest one's; at 0 the
-            fastest wins. Only with `by_rate`.
+        rate_within: the objective chooses among configurations whose rate is within this fraction of the fastest; at 0
+            the fastest wins. Only with `by_rate`.
         required: what the winner must meet.
         stop: returns the number of the signal that asks the search to end, or ``None``.
-        compiled_s: seconds of compiling with a cold cache, by graph, as the search has seen it.
+        compiled_s: compile time with a cold cache in seconds, by graph, as observed by the search.
         searched_s: seconds of the budget that the search has spent.
-        cores: that a training may use.
-        epochs: that the training is to have, if the search is asked about them.
-        deliveries: what a script's own loader has delivered to its probe; ``None`` if that was not noted.
+        cores: number of cores that a training may use.
+        epochs: number of epochs of the training, if the search is asked about them.
+        deliveries: what a script's own loader delivered in its probe; ``None`` if that was not noted.
         evict: drops the data's files from the page cache, and returns whether they are gone.
     """
 
@@ -50,25 +50,25 @@ class Final:
 
     @property
     def budget_s(self) -> float:
-        """The budget that the shares of the proof's steps refer to: less than the user's if the search has taken more
-        than its usual part, so that each step gets less."""
+        """The budget that the shares of the proof's steps refer to. It is less than the user's if the search has taken
+        more than its usual part, so that each step gets less."""
         limit_s = self.launches.budget.limit_s
         return min(limit_s, (limit_s - self.searched_s) / (1 - SEARCH_SHARE))
 
     @property
     def by_command(self) -> bool:
-        """Whether a script of the user's trains, which can be started and watched, and taken apart no further."""
+        """Whether the training is a user's script, which can be started and watched but not taken apart further."""
         return self.launches.conditions.command is not None
 
     @property
     def sees_inside(self) -> bool:
-        """Whether more than its rate is seen of a training: its losses, and its waits for the loader."""
+        """Whether more than the rate of a training can be observed: its losses, and its waits for the loader."""
         command = self.launches.conditions.command
         return command is None or command.rate is None
 
     @property
     def beside(self) -> str:
-        """What the finalists' losses are compared with."""
+        """Name of what the finalists' losses are compared with."""
         return "the script as it stands" if self.by_command else EAGER_FP32
 
     @property

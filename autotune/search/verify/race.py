@@ -21,11 +21,11 @@ from autotune.study.budget import LEAST_LAUNCHES
 from autotune.study.launches import proof_plan_for
 from autotune.workload.scoring import Scorer
 
-# The entrants of the race, which are the finalists and the baseline, and what is known of each.
+# The entrants of the race, which are the finalists and the baseline, with all that has been measured of each.
 
-#: Number of best trials that are launched again in any case.
+#: Number of best trials that are always launched again.
 TOP = 3
-#: With more entrants, there would be too few launches of each.
+#: Maximum number of finalists. With more, there would be too few launches of each.
 MOST = 6
 
 
@@ -56,27 +56,27 @@ class Entrant:
 
     @property
     def title(self) -> str:
-        """Name for people."""
+        """Human-readable name."""
         return f"trial {self.trial.number} {self.label}".rstrip()
 
     @property
     def again(self) -> list[Measurement]:
-        """Measurements of the race."""
+        """Measurements from the race."""
         return [m for m in self.rounds if m is not None]
 
     @property
     def launches(self) -> list[Measurement]:
-        """All measurements of this configuration. They show its noise; for the rate, only those of the race count."""
-        own = None if self.label else self.trial.result.measurement
-        if self.rounds and self.rounds[0] is own:
-            own = None
-        return [*([own] if own is not None else []), *self.again]
+        """All measurements of this configuration, which show its noise. For its rate, only those of the race count."""
+        trial_measurement = None if self.label else self.trial.result.measurement
+        if self.rounds and self.rounds[0] is trial_measurement:
+            trial_measurement = None
+        return [*([trial_measurement] if trial_measurement is not None else []), *self.again]
 
     @property
     def seen(self) -> list[Measurement]:
-        """Measurements of the race, or else the trial's own."""
-        own = self.trial.result.measurement
-        return self.again or ([own] if own is not None else [])
+        """Measurements from the race, or the trial's own if there are none."""
+        trial_measurement = self.trial.result.measurement
+        return self.again or ([trial_measurement] if trial_measurement is not None else [])
 
 
 def entrant(trial: Trial) -> Entrant:
@@ -86,21 +86,24 @@ def entrant(trial: Trial) -> Entrant:
 
 def next_s(result: TrialResult) -> float:
     """Estimate the duration of the next launch; the compiler's cache is warm by then."""
-    seen = result.measurement
-    saved_s = (1 - WARM_COMPILE) * seen.compile_s if seen is not None and seen.compile_cache_warm is False else 0.0
+    measurement = result.measurement
+    saved_s = (
+        (1 - WARM_COMPILE) * measurement.compile_s
+        if measurement is not None and measurement.compile_cache_warm is False
+        else 0.0
+    )
     return result.alone_s - saved_s
 
 
 def wait_fraction(measurements: Iterable[Measurement]) -> float | None:
-    """Return the fraction of a step spent waiting for the loader, the median of what is known; ``None`` if nothing
-    is."""
-    known = [m.loader_wait_fraction for m in measurements if m.loader_wait_fraction is not None]
-    return median(known) if known else None
+    """Return the median of the known fractions of a step spent waiting for the loader; ``None`` if none is known."""
+    fractions = [m.loader_wait_fraction for m in measurements if m.loader_wait_fraction is not None]
+    return median(fractions) if fractions else None
 
 
 def ended_from_outside(result: TrialResult) -> bool:
-    """Return whether a launch says nothing about its configuration: something else ended it, or the machine failed
-    (full disk, lost store)."""
+    """Return whether a launch says nothing about its configuration, because it was ended from outside or the machine
+    failed (full disk, lost store)."""
     faults = (MachineError.exit_code, AutotuneError.exit_code)
     return result.status in (TrialStatus.INTERRUPTED, TrialStatus.KILLED) or result.error_code in faults
 
@@ -110,13 +113,14 @@ def finalists(
 ) -> list[Trial]:
     """Return the trials to launch again, most promising first and without the baseline.
 
-    These are the best three, all within noise of the best, and the best two at the user's own batch size. Where the
-    card's clock was lower than the best's, that may be what made the difference, too.
+    These are the best three, all within noise of the best, and the best two at the user's own batch size. If a trial
+    ran at a lower clock of the card than the best, that may also explain the difference.
 
     Args:
         complete: complete trials, most promising first.
-        leanest: those among which an objective chooses that is not the rate, best first.
-        noise: noise of one launch. Launches of equals differ by less than its sd times √2 · t in 19 of 20 cases.
+        leanest: those from which an objective other than the rate chooses, best first.
+        noise: noise of one launch. Launches of equal configurations differ by less than √2 · t times its sd in 19 of 20
+            cases.
     """
     others = [t for t in complete if key(t.config) != key(space.baseline)]
     if not others:
@@ -124,33 +128,35 @@ def finalists(
     best = others[0]
     reach = 2**0.5 * stats.t_quantile(round(noise.degrees)) * noise.sd
     near = [t for t in others if (t.rate_per_s or 0.0) >= (best.rate_per_s or 0.0) * (1 - reach) * _clocks(t, best)]
-    same = [t for t in others if space.same_training(t.config)]
-    lean = [t for t in leanest if key(t.config) != key(space.baseline)]
-    chosen = [*others[:1], *lean[:2], *same[:1], *others[:TOP], *same[1:2], *near]
+    same_training = [t for t in others if space.same_training(t.config)]
+    leanest_others = [t for t in leanest if key(t.config) != key(space.baseline)]
+    chosen = [*others[:1], *leanest_others[:2], *same_training[:1], *others[:TOP], *same_training[1:2], *near]
     return list({t.number: t for t in chosen}.values())[:MOST]
 
 
 def _clocks(one: Trial, other: Trial) -> float:
-    mine, theirs = (None if m is None else m.sm_clock_mhz for m in (one.result.measurement, other.result.measurement))
-    return stats.clocks_allow(mine, theirs)
+    clock, reference = (
+        None if m is None else m.sm_clock_mhz for m in (one.result.measurement, other.result.measurement)
+    )
+    return stats.clocks_allow(clock, reference)
 
 
 def peak_bytes(measurements: Iterable[Measurement]) -> int | None:
     """Return the largest peak of device memory."""
-    known = [m.peak_bytes for m in measurements if m.peak_bytes is not None]
-    return max(known, default=None)
+    peaks = [m.peak_bytes for m in measurements if m.peak_bytes is not None]
+    return max(peaks, default=None)
 
 
 def clock_mhz(measurements: Sequence[Measurement]) -> float | None:
-    """Return the mean of the card's SM clock over these launches; ``None`` if it is not known for every launch."""
-    seen = [m.sm_clock_mhz for m in measurements]
-    return fmean(clock for clock in seen if clock) if seen and all(seen) else None
+    """Return the mean SM clock of the card over these launches; ``None`` if it is unknown for any of them."""
+    clocks = [m.sm_clock_mhz for m in measurements]
+    return fmean(clock for clock in clocks if clock) if clocks and all(clocks) else None
 
 
 def widened(noise: stats.LaunchNoise, measurements: Sequence[Measurement]) -> stats.LaunchNoise:
     """Return the noise, raised to at least the uncertainty within the measurements' own windows."""
-    own = [m.relative_se for m in measurements if m.relative_se is not None]
-    sd = math.sqrt(mean(se**2 for se in own)) if own else 0.0
+    relative_errors = [m.relative_se for m in measurements if m.relative_se is not None]
+    sd = math.sqrt(mean(se**2 for se in relative_errors)) if relative_errors else 0.0
     return stats.LaunchNoise(sd, noise.degrees, False) if stats.outdone(noise, sd) else noise
 
 
@@ -165,17 +171,17 @@ def rate_of(measurement: Measurement) -> stats.Rate:
 
 
 def _score(entrant: Entrant, scorer: Scorer, compile_s: float) -> float:
-    """Return the mean score of the race's launches that have one, or else that of the search's own launch.
+    """Return the mean score of the race's launches that have one, or else the score of the search's own launch.
 
     Raises:
-        UnscoredError: the objective lacks a figure of each.
+        UnscoredError: each launch lacks a figure that the objective needs.
     """
-    own = entrant.trial.result.measurement
-    for measurements in (entrant.seen, [own] if own is not None else []):
-        cold = [m.model_copy(update={"compile_s": compile_s}) for m in measurements]
-        known = [score for m in cold if (score := scorer.known(m)) is not None]
-        if known:
-            return mean(known)
+    trial_measurement = entrant.trial.result.measurement
+    for measurements in (entrant.seen, [trial_measurement] if trial_measurement is not None else []):
+        as_cold = [m.model_copy(update={"compile_s": compile_s}) for m in measurements]
+        scores = [score for m in as_cold if (score := scorer.known(m)) is not None]
+        if scores:
+            return mean(scores)
     return scorer.score(entrant.seen[0])
 
 
@@ -188,11 +194,11 @@ def standing(
         compile_s: compile time with a cold cache, as in the user's training.
 
     Raises:
-        UnscoredError: the objective lacks a figure of each of its launches.
+        UnscoredError: each of its launches lacks a figure that the objective needs.
     """
     measurements = entrant.seen
     turns = [m.epoch_turn_s for m in measurements if m.epoch_turn_s is not None]
-    host = [m.host_memory_bytes for m in measurements if m.host_memory_bytes is not None]
+    host_bytes = [m.host_memory_bytes for m in measurements if m.host_memory_bytes is not None]
     return Standing(
         config=entrant.config,
         trial=entrant.trial.number,
@@ -204,16 +210,16 @@ def standing(
         speedup_ci95=ratio[1:],
         score=_score(entrant, scorer, compile_s),
         peak_memory_bytes=peak_bytes(measurements),
-        host_memory_bytes=max(host, default=None),
+        host_memory_bytes=max(host_bytes, default=None),
         compile_s=compile_s,
         startup_s=median(m.startup_s for m in measurements),
         epoch_turn_s=median(turns) if turns else None,
-        # Where no loader was seen, nothing tells how long a step waits for its batch.
+        # Without a loader that could be observed, it is unknown how long a step waits for its batch.
         loader_wait_fraction=wait_fraction(measurements) if WORKERS in entrant.config else None,
     )
 
 
-# Compares the entrants of a race: rates, ratios with intervals, and possible winners. Launches nothing.
+# Compares the entrants of a race (rates, ratios with intervals, possible winners) without launching anything.
 
 
 def shared_rounds(one: Entrant, other: Entrant) -> int:
@@ -230,14 +236,14 @@ class Comparison:
     """Ratios between the entrants of a race, from the rounds they share.
 
     Two entrants can be compared only if they ran in the same rounds, directly or through others (`in_turns`). Launches
-    of different moments cannot: the machine may have been another one then.
+    from different moments cannot be compared: the machine may have behaved differently.
 
     Args:
         entrants: the first is the baseline.
         prior: noise of one launch before there are repeats.
         by_rate: the search is for the rate itself, so the intervals of rates determine the winner.
         required: what the winner must meet.
-        compiled_s: seconds of compiling with a cold cache, by graph, as the search has seen it.
+        compiled_s: compile time with a cold cache in seconds, by graph, as observed by the search.
     """
 
     def __init__(
@@ -257,17 +263,17 @@ class Comparison:
         self._required = required
         rounds = max((len(e.rounds) for e in entrants), default=0)
         self._rows = {e.name: [*_rates(e), *[None] * (rounds - len(e.rounds))] for e in entrants if e.again}
-        # Two rounds show little of their noise, and the prior may be far off (virtual cores vary by 10 % from launch to
-        # launch), so the search's launches of the same configurations are taken into account.
+        # Two rounds reveal little about their noise, and the prior may be far off (virtual cores vary by 10 % from
+        # launch to launch), so the search's launches of the same configurations are included.
         repeats = [[rate_of(m) for m in e.launches] for e in entrants if e.again]
-        known = stats.launch_noise(repeats, prior=prior)
-        prior = widened(known, [m for e in entrants for m in e.again])
+        noise = stats.launch_noise(repeats, prior=prior)
+        prior = widened(noise, [m for e in entrants for m in e.again])
         self._rounds = stats.compare_rounds(self._rows, prior=prior) if len(self._rows) > 1 else None
         self._prior = prior
 
     @property
     def noise(self) -> stats.LaunchNoise:
-        """Noise of one launch: estimated from the rounds, or the prior if there are too few."""
+        """Noise of one launch: estimated from the rounds, or the prior if there are too few of them."""
         return self._rounds.noise if self._rounds else self._prior
 
     @property
@@ -278,19 +284,21 @@ class Comparison:
         """Return whether two entrants were launched in turns, so that their ratio is known."""
         if one is other:
             return True
-        both = one.name in self._rows and other.name in self._rows
-        return both and self._rounds is not None and self._rounds.fit.difference(one.name, other.name) is not None
+        both_measured = one.name in self._rows and other.name in self._rows
+        return (
+            both_measured and self._rounds is not None and self._rounds.fit.difference(one.name, other.name) is not None
+        )
 
     def contenders(self) -> list[Entrant]:
         """Return the entrants that can win: the baseline, and those launched in turns with it.
 
-        The search's own figures do not count. They are too good on average, and from other moments.
+        The search's own figures do not count: they are too good on average, and were measured at other times.
         """
         return [e for e in self._entrants if e.out is None and self.in_turns(e, self.baseline)]
 
     def rivals(self, one: Entrant) -> int:
-        """Return among how many an entrant was chosen: all contenders but the baseline, and of those that the ablation
-        made to learn what a knob gives only itself. They were candidates for nothing."""
+        """Return the number of entrants from which this one was chosen: all contenders except the baseline. Of the
+        configurations made by the ablation, only the entrant itself counts: the others were never candidates."""
         return sum(e is one or not e.label for e in self.contenders() if e is not self.baseline)
 
     def rate(self, one: Entrant) -> stats.Rate:
@@ -301,7 +309,7 @@ class Comparison:
     def ratio(self, one: Entrant, other: Entrant) -> tuple[float, float, float]:
         """Return the rate of one entrant divided by that of another, with its 95 % interval.
 
-        If the card's clocks differed, the interval accounts for it.
+        The interval accounts for differences in the card's clock.
 
         Raises:
             ValueError: they were not launched in turns.
@@ -310,24 +318,25 @@ class Comparison:
             return 1.0, 1.0, 1.0
         if self._rounds is None or not self.in_turns(one, other):
             raise ValueError(f"{one.name} and {other.name} were not launched in turns")
-        found = self._rounds.ratio(one.name, other.name)
+        ratio = self._rounds.ratio(one.name, other.name)
         shared = _shared(one, other)
-        mine, theirs = clock_mhz([a for a, _ in shared]), clock_mhz([b for _, b in shared])
-        return found if mine is None or theirs is None else stats.at_equal_clocks(found, mine / theirs)
+        clock, other_clock = clock_mhz([a for a, _ in shared]), clock_mhz([b for _, b in shared])
+        return ratio if clock is None or other_clock is None else stats.at_equal_clocks(ratio, clock / other_clock)
 
     def unmet(self, one: Entrant) -> str | None:
-        """Return what an entrant does not meet of what is required, as a clause; ``None`` if it meets everything."""
+        """Return the requirements that an entrant does not meet, as a clause; ``None`` if it meets all of them."""
         return unmet_text(self._required, self._as_trained(one)) if self._required else None
 
     def beats_baseline(self, one: Entrant, among: int) -> bool:
-        """Return whether an entrant is better than what the user runs today: shown to be faster, or it meets what is
-        required, and the baseline does not."""
+        """Return whether an entrant is better than what the user runs today: it is shown to be faster, or it meets the
+        requirements and the baseline does not."""
         if self.unmet(self.baseline) is not None:
             return self.unmet(one) is None
         return self.shown_faster(one, among)
 
     def shown_faster(self, one: Entrant, among: int) -> bool:
-        """Return whether an entrant is faster than the baseline, being one of ``among`` that may all seem so by luck.
+        """Return whether an entrant is shown to be faster than the baseline, as one of ``among`` that may seem so by
+        luck.
 
         In 19 of 20 races no entrant is wrongly called faster (Bonferroni's inequality; O. J. Dunn, "Multiple
         comparisons among means", JASA 56, 1961). The interval of a single ratio is narrower than the one used here.
@@ -346,7 +355,7 @@ class Comparison:
     def _scores_higher(self, one: Entrant, among: int) -> bool:
         """Return whether an entrant's score is higher than the baseline's, by Student's paired test over the rounds.
 
-        A score may be negative, so it is not compared by its logarithm as rates are.
+        Scores may be negative, so they are not compared by their logarithms as rates are.
         """
         pairs = zip(self._scores(one), self._scores(self.baseline), strict=False)
         gains = [a - b for a, b in pairs if a is not None and b is not None]
@@ -371,9 +380,9 @@ class Comparison:
         return self.standing(one).score
 
     def leader(self, group: Sequence[Entrant]) -> Entrant:
-        """Return the best of a group by the objective, or if that is the rate, by the ratio to the baseline.
+        """Return the best of a group by the objective or, if that is the rate, by the ratio to the baseline.
 
-        The machine's drift cancels in the ratio: entrants that dropped out early ran in other rounds than the rest.
+        The machine's drift cancels out in the ratio; entrants that dropped out early ran in other rounds than the rest.
         """
         if self._by_rate:
             return max(group, key=lambda e: self.ratio(e, self.baseline)[0])
@@ -398,28 +407,28 @@ def _rates(one: Entrant) -> list[float | None]:
     return [None if m is None else m.samples_per_s for m in one.rounds]
 
 
-# The race: baseline and finalists launched again in turns, until the ratios are known well enough or time is up.
+# The race: baseline and finalists are launched again in turns until the ratios are known well enough or time is up.
 #
 # The winner of a search was picked because it looked best, so its own figure is too good on average (the winner's
-# curse). The figures of record come from new launches (or from the search's own where there was nobody to pick from,
-# see `Race.adopt`), in an order that spreads the machine's drift evenly: A B C, C B A, and so on. An entrant that is
-# surely slower than the leader drops out after two rounds, so that the remaining launches go to undecided ones (racing:
+# curse). The figures of record come from new launches (or from the search's own if there was no choice to make, see
+# `Race.adopt`), in an order that spreads the machine's drift evenly: A B C, C B A, and so on. An entrant that is
+# certainly slower than the leader drops out after two rounds, leaving the remaining launches to undecided ones (racing:
 # Maron & Moore, "Hoeffding races", NIPS 1994; Birattari et al., "A racing algorithm for configuring metaheuristics",
 # GECCO 2002).
 
 #: Target for half the width of the ratio's 95 % interval, by kind of device.
 TARGETS = {"cpu": 0.03, "cuda": 0.01}
-#: Degrees of freedom with which the noise must be known before the race may end, and one more round follows. Ending on
-#: an interval that is narrow by luck would make it too narrow on average (Chow & Robbins, "On the asymptotic theory of
-#: fixed-width sequential confidence intervals", Ann. Math. Stat. 36, 1965). In simulations this raises the coverage
+#: Degrees of freedom with which the noise must be known before the race may end, after one more round. Stopping at an
+#: interval that is narrow by luck would make intervals too narrow on average (Chow & Robbins, "On the asymptotic theory
+#: of fixed-width sequential confidence intervals", Ann. Math. Stat. 36, 1965). In simulations this raises the coverage
 #: from 90–93 % back to 93–96 %.
 LEAST_DEGREES = 3
-#: If there is no time for this many rounds, the least promising entrants are left out, but never the baseline, the best
-#: and the best at the user's own batch size, as long as two rounds of them fit.
+#: If there is no time for this many rounds, the least promising entrants are left out. The baseline, the best and the
+#: best at the user's own batch size always stay, as long as two rounds of them fit.
 ROUNDS_WANTED, FEWEST = 3, 3
-#: More rounds narrow the interval by little.
+#: Further rounds would hardly narrow the interval.
 MAX_ROUNDS = 20
-#: Numbers of the rounds of which an earlier run of the study may have left launches.
+#: Numbers of the rounds from which an earlier run of the study may have left launches.
 _NUMBERS = range(1, 4 * MAX_ROUNDS)
 
 
@@ -427,7 +436,7 @@ class Race:
     """Launches entrants in turns and compares them.
 
     Args:
-        entrants: the first is the one that the others are compared with.
+        entrants: the others are compared with the first.
         purpose: first word of the launches' names.
         prior: noise of one launch before there are repeats; ``None`` for the device's usual noise.
     """
@@ -444,12 +453,12 @@ class Race:
         self.entrants = list(entrants)
         self.prior = prior or stats.PRIORS[final.device]
         self.purpose = purpose
-        #: Seconds of compiling with a cold cache, by graph, as far as they have been seen.
+        #: Compile time with a cold cache in seconds, by graph, as far as it has been observed.
         self.compiled_s = dict(final.compiled_s)
         self._number = 0
         self._made = 0
         self._racing: list[Entrant] = []
-        #: Those who take part in the next rounds if there is time for all of them, and the rounds before these.
+        #: Entrants of the next rounds if there is time for all of them, and the number of rounds before those.
         self._joined = self._joining = list(entrants)
         self._before = 0
         self._earlier_s: float | None = None
@@ -467,7 +476,7 @@ class Race:
 
     @property
     def undecided(self) -> list[Entrant]:
-        """Those that would take part in another round."""
+        """Entrants that would take part in another round."""
         return [e for e in self._racing if e.out is None]
 
     @property
@@ -481,7 +490,7 @@ class Race:
 
     @property
     def _lacks_a_round(self) -> bool:
-        """Whether two that race have not had enough rounds together, because one launch of them has shown nothing."""
+        """Whether the last two entrants lack a shared round, because one of their launches has shown nothing."""
         again = self._made - self._before <= LEAST_LAUNCHES
         return again and len(self._racing) == 2 and shared_rounds(*self._racing) < LEAST_LAUNCHES
 
@@ -506,26 +515,26 @@ class Race:
         return "the time for it was up"
 
     def join(self, entrants: Sequence[Entrant]) -> None:
-        """Let others race against the baseline. Those before them take no more rounds."""
+        """Let others race against the baseline. The earlier entrants take part in no more rounds."""
         self.compiled_s.update(self.final.compiled_s)
-        known = {e.name for e in self.entrants}
-        self.entrants += [e for e in entrants if e.name not in known]
+        names = {e.name for e in self.entrants}
+        self.entrants += [e for e in entrants if e.name not in names]
         self._joined = self._joining = [self.baseline, *entrants]
         self._before = self._made
         self._earlier_s = None
         self._known = self._done = False
 
     def adopt(self) -> None:
-        """Take the search's own launches for the first round. Nobody may have been chosen by them."""
+        """Count the search's own launches as the first round. No entrant may have been selected by them."""
         self._number = self._made = 1
-        for one in self._joining:
-            one.rounds = [one.trial.result.measurement]
+        for entrant in self._joining:
+            entrant.rounds = [entrant.trial.result.measurement]
 
     def reopen(self) -> None:
-        """Who was ahead has dropped out: let those race again whom it had left behind, if `run` is called again."""
+        """After the leader has dropped out, let the entrants that it had beaten race again in the next `run`."""
         compared = self.compared()
-        left = [e for e in self._joined if e.out is None and compared.in_turns(e, self.baseline)]
-        self._racing = self._undecided(left)
+        candidates = [e for e in self._joined if e.out is None and compared.in_turns(e, self.baseline)]
+        self._racing = self._undecided(candidates)
         self._known = self._done = False
 
     def run(self, share_s: float) -> None:
@@ -538,44 +547,47 @@ class Race:
         while len(self._racing) > 1 and not self._is_long and not self._done:
             left_s = min(share_s - (budget.spent_s - began), budget.left_s)
             if self._made - self._before < LEAST_LAUNCHES or self._lacks_a_round:
-                # One round does not show its noise, so a second round takes precedence over the steps after the race.
+                # A single round does not show its noise, so a second one takes precedence over the steps after the
+                # race.
                 left_s = budget.left_s
                 self._racing = self._for_one_more(left_s)
                 left_s += self.final.launches.budget.grace_s if len(self._racing) == 2 else 0.0
             if len(self._racing) < 2 or (self._number and self.round_s(self._racing) > max(0.0, left_s)):
                 break
             self.round(self._racing)
-            # An entrant disturbed in every round so far stays and gets another chance.
+            # An entrant that has been disturbed in every round so far stays in and gets another chance.
             compared = self.compared()
             self._drop_unfit(compared)
-            left = [e for e in self._racing if e.out is None]
-            if self._made - self._before >= LEAST_LAUNCHES and all(compared.in_turns(e, self.baseline) for e in left):
-                self._racing = self._undecided(left)
+            remaining = [e for e in self._racing if e.out is None]
+            if self._made - self._before >= LEAST_LAUNCHES and all(
+                compared.in_turns(e, self.baseline) for e in remaining
+            ):
+                self._racing = self._undecided(remaining)
                 self._done = self._known
                 self._known = self._known_well_enough(self._racing)
 
     def narrow(self, racing: Sequence[Entrant], left_s: Callable[[], float]) -> None:
-        """Run more rounds of some entrants until their ratios to the baseline, the first of them, are well known.
+        """Run more rounds of some entrants, the baseline first, until their ratios to it are known well.
 
         Args:
-            left_s: returns the seconds left for it.
+            left_s: returns the number of seconds left for these rounds.
         """
-        # The launches get their own names, so that a resume does not take these rounds for the race's.
+        # These launches have their own names, so that a resume does not mistake them for the race's.
         self.purpose = "narrow"
-        known = self._known_well_enough(racing)
-        done = known
-        while not self._is_long and not done:
+        is_known = self._known_well_enough(racing)
+        is_done = is_known
+        while not self._is_long and not is_done:
             racing = [e for e in racing if e.out is None]
             if len(racing) < 2 or self.round_s(racing) > max(0.0, left_s()):
                 break
             self.round(racing)
             # One more round follows (see `LEAST_DEGREES`).
-            known, done = self._known_well_enough(racing), known
+            is_known, is_done = self._known_well_enough(racing), is_known
 
     def _for_one_more(self, left_s: float) -> list[Entrant]:
-        """Return the entrants of another round: the baseline and as many of the fastest so far as there is time for.
+        """Return the entrants of one more round: the baseline and as many of the fastest so far as there is time for.
 
-        A round of two proves more than none of three.
+        A round of two proves more than no round of three.
         """
         racing, others = self._racing, [e for e in self._racing if e is not self.baseline and e.out is None]
         if self.final.by_rate and all(e.again for e in others):
@@ -585,10 +597,10 @@ class Race:
         return [e for e in racing if e is self.baseline or e in others]
 
     def begin(self) -> float:
-        """Return the seconds of the budget spent before the race began.
+        """Return the seconds of the budget that had been spent when the race began.
 
-        Launches by an earlier run of the study count as part of the race, so that a resumed race has the entrants and
-        the time that it would have had without the interruption.
+        Launches by an earlier run of the study count as part of the race, so that a resumed race has the same entrants
+        and the same time as without the interruption.
         """
         began = self.final.launches.budget.spent_s - self.earlier_s
         self._earlier_s = 0.0
@@ -596,7 +608,7 @@ class Race:
 
     @property
     def earlier_s(self) -> float:
-        """Seconds that an earlier run of the study spent on this race; 0 once `begin` has counted them."""
+        """Seconds that an earlier run of the study spent on this race; 0 after `begin` has counted them."""
         if self._earlier_s is None:
             numbers = [number for number in _NUMBERS if number > self._number]
             launches = (self._finished(e, number) for e in self._joining for number in numbers)
@@ -608,7 +620,7 @@ class Race:
         return self.final.launches.finished(self._name(one, number), one.config)
 
     def has_run(self, one: Entrant) -> bool:
-        """Return whether an earlier run of the study launched an entrant, for the present purpose."""
+        """Return whether an earlier run of the study launched an entrant for the current purpose."""
         return any(self._finished(one, number) is not None for number in _NUMBERS)
 
     def _was_begun(self, racing: Sequence[Entrant], number: int) -> bool:
@@ -617,13 +629,13 @@ class Race:
     def _choose_racing(self, share_s: float, left_s: float) -> list[Entrant]:
         """Return the entrants to race within the given time."""
         racing = [e for e in self._joining if e.out is None]
-        # Several rounds of the most promising tell more than one round of all, which does not show its noise. Those
-        # whom an earlier run of the study has launched were chosen then.
+        # Several rounds of the most promising tell more than one round of all, which does not show its noise. Entrants
+        # that an earlier run of the study has launched were already chosen then.
         while len(racing) > FEWEST and ROUNDS_WANTED * expected_s(racing) > min(share_s, left_s):
             if self.has_run(racing[-1]):
                 break
             racing = racing[:-1]
-        # Only what is launched twice proves anything.
+        # A single launch of each proves nothing.
         missing = LEAST_LAUNCHES - (self._made - self._before)
         while len(racing) > 2 and missing * expected_s(racing) > left_s and not self.has_run(racing[-1]):
             racing = racing[:-1]
@@ -632,29 +644,29 @@ class Race:
         grace_s = self.final.launches.budget.grace_s
         first_s = min(max(share_s, grace_s), left_s + grace_s)
         while len(racing) > 1 and expected_s(racing) > first_s:
-            # Drop the least promising first. The baseline alone proves nothing.
+            # The least promising is dropped first. The baseline alone proves nothing.
             racing = racing[:-1] if len(racing) > 2 else []
         return racing
 
     def round(self, racing: Sequence[Entrant]) -> None:
-        """Run one round: launch every entrant once, in the opposite order of the last round.
+        """Run one round: launch every entrant once, in the reverse order of the previous round.
 
-        A round that an earlier run of the study began is taken as it is, without new launches: a missing launch either
-        failed or was interrupted, and a launch now would not run under the same conditions as the others.
+        A round that an earlier run of the study began is used as it is, without new launches: a missing launch failed
+        or was interrupted, and a launch now would not run under the same conditions as the others.
         """
         self._number += 1
         if self._was_begun(racing, self._number):
-            found = {e.name: self._finished(e, self._number) for e in racing if e.out is None}
-            self._made += sum(result is not None for result in found.values()) > 1
-            for one in racing:
-                result = found.get(one.name)
+            results = {e.name: self._finished(e, self._number) for e in racing if e.out is None}
+            self._made += sum(result is not None for result in results.values()) > 1
+            for entrant in racing:
+                result = results.get(entrant.name)
                 if result is not None:
-                    self._enter(one, self._number, result)
+                    self._enter(entrant, self._number, result)
             return
         self._made += 1
-        for one in racing if self._number % 2 else reversed(racing):
-            if one.out is None:
-                self._launch(one, self._number)
+        for entrant in racing if self._number % 2 else reversed(racing):
+            if entrant.out is None:
+                self._launch(entrant, self._number)
 
     def _launch(self, one: Entrant, number: int) -> None:
         final = self.final
@@ -674,8 +686,8 @@ class Race:
         one.rounds += [None] * (number - 1 - len(one.rounds))
         if result.status is TrialStatus.COMPLETE and result.measurement is not None:
             one.rounds.append(result.measurement)
-            again = rate_text(result.measurement.samples_per_s, result.measurement.ci95_per_s)
-            final.observer.says(f"{one.title} again: {again} {result.measurement.unit}")
+            rate = rate_text(result.measurement.samples_per_s, result.measurement.ci95_per_s)
+            final.observer.says(f"{one.title} again: {rate} {result.measurement.unit}")
             return
         one.rounds.append(None)
         if ended_from_outside(result) or one is self.baseline:
@@ -688,30 +700,32 @@ class Race:
         return f"{self.purpose}-{one.name}-{number}"
 
     def round_s(self, racing: Sequence[Entrant], rounds: int = 1) -> float:
-        """Estimate the duration of the next rounds; rounds already made by an earlier run of the study take no time."""
+        """Estimate the duration of the next rounds. Rounds that an earlier run of the study began take no time."""
         numbers = range(self._number + 1, self._number + 1 + rounds)
         return sum(expected_s(racing) for number in numbers if not self._was_begun(racing, number))
 
     def _drop_unfit(self, compared: Comparison) -> None:
-        """Let those drop out that do not meet what is required, as far as several launches tell."""
-        for one in self._racing:
-            if one is not self.baseline and one.out is None and len(one.again) >= LEAST_LAUNCHES:
-                one.out = compared.unmet(one)
+        """Drop entrants that, judging by several launches, do not meet the requirements."""
+        for entrant in self._racing:
+            if entrant is not self.baseline and entrant.out is None and len(entrant.again) >= LEAST_LAUNCHES:
+                entrant.out = compared.unmet(entrant)
 
     def _undecided(self, racing: list[Entrant]) -> list[Entrant]:
-        """Return the entrants that may still be the best, overall or at the user's own batch size, and the baseline."""
+        """Return the baseline and the entrants that may still be the best, overall or at the user's own batch size."""
         if not self.final.by_rate:
             return racing
         compared = self.compared()
         fit = [e for e in racing if compared.unmet(e) is None]
-        same = [e for e in fit if self.final.space.same_training(e.config)]
+        same_training = [e for e in fit if self.final.space.same_training(e.config)]
         behind = 1 / (1 - self.final.rate_within)
         return [
             e
             for e in racing
             if e is self.baseline
             or any(
-                e in group and compared.ratio(compared.leader(group), e)[1] <= behind for group in (fit, same) if group
+                e in group and compared.ratio(compared.leader(group), e)[1] <= behind
+                for group in (fit, same_training)
+                if group
             )
         ]
 
@@ -720,9 +734,9 @@ class Race:
         if not compared.noise.learnt or compared.noise.degrees < LEAST_DEGREES:
             return False
         target = TARGETS[self.final.device]
-        for one in racing:
-            if one is not self.baseline:
-                ratio, low, high = compared.ratio(one, self.baseline)
+        for entrant in racing:
+            if entrant is not self.baseline:
+                ratio, low, high = compared.ratio(entrant, self.baseline)
                 if (high - low) / 2 > target * ratio:
                     return False
         return True

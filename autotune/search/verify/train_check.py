@@ -33,7 +33,7 @@ from autotune.space import Space, canonical, key, maths_part, samples_at_once
 from autotune.space.formatting import listed
 from autotune.stats import compare_data, plan_beside
 
-# Judges whether a finalist trains correctly and stays within memory, from the results of its launches.
+# Judges from the results of a finalist's launches whether it trains correctly and stays within memory.
 #
 # A fast configuration can be silently wrong: a number format in which the loss overflows, a layout that scrambles the
 # input, a compiler that drops a gradient. The yardstick is the scatter of eager fp32, as in MLPerf's reference
@@ -55,13 +55,14 @@ from autotune.stats import compare_data, plan_beside
 FLOOR = 0.05
 #: The same for the fall of a loss; smaller, because it is computed from means over several steps.
 FALL_FLOOR = 0.01
-#: A curve may be this many times as far away as two seeds are: with three pairs seen, a fourth may be the largest.
+#: A curve may be this many times as far away as two seeds are from each other: with three pairs observed, a fourth may
+#: be the furthest apart.
 SLACK = 1.5
-#: Fraction of the steps left out when curves are compared: those with the largest differences.
+#: Fraction of the steps, those with the largest differences, that is left out when curves are compared.
 JUMPS = 0.1
 #: The loss must fall by this fraction of the fall of the slowest reference.
 LEAST_FALL = 0.5
-#: Differences below this many standard errors do not count: dropout draws other numbers in other kernels.
+#: Differences below this many standard errors do not count: dropout draws different numbers in different kernels.
 ERRORS = 4.0
 #: Dropout moves a single loss by no more than this fraction of its size, even for small batches.
 DROPOUT = 0.25
@@ -92,14 +93,15 @@ class Judgement:
 def judge(candidate: TrainCheck, references: Sequence[TrainCheck], beside: str = EAGER_FP32) -> Judgement:
     """Compare a training with eager fp32 trainings.
 
-    One reference shows no scatter. Whatever passes beside the first alone passes beside all of them, because each
-    further one only widens what is accepted, and what is broken fails beside any; in between nothing is known.
+    A single reference shows no scatter. Whatever passes against the first reference alone passes against all of them,
+    because each further one only widens what is accepted, and whatever is broken fails against any; for everything in
+    between, one reference decides nothing.
 
     Args:
-        references: the first started from the candidate's weights, the others from weights of other seeds. All took
-            the same steps over the same batches. Of a script, they are runs of it as it stands, which begin with the
-            same random numbers if it does not seed them, the first with the candidate's.
-        beside: what they are called.
+        references: the first started from the candidate's weights, the others from weights of other seeds. All took the
+            same steps over the same batches. For a script, they are runs of it as it stands, whose random numbers are
+            seeded unless the script does so itself, those of the first with the candidate's seed.
+        beside: what the references are called.
 
     Raises:
         ValueError: there is no reference, or complete curves have different lengths.
@@ -107,12 +109,12 @@ def judge(candidate: TrainCheck, references: Sequence[TrainCheck], beside: str =
     unfit = _unfit(references, beside)
     if unfit is not None:
         return Judgement(None, unfit)
-    found = _compared(candidate, references, beside)
-    broken = _broken(candidate) is not None or candidate.changed == 0
-    if len(references) == 1 and not found.passed and not broken:
+    judgement = _compared(candidate, references, beside)
+    is_broken = _broken(candidate) is not None or candidate.changed == 0
+    if len(references) == 1 and not judgement.passed and not is_broken:
         why = f"there is one run of {beside} only, which shows no scatter to compare with"
-        return Judgement(None, why, found.tolerance, found.distance)
-    return found
+        return Judgement(None, why, judgement.tolerance, judgement.distance)
+    return judgement
 
 
 def _compared(candidate: TrainCheck, references: Sequence[TrainCheck], beside: str) -> Judgement:
@@ -122,8 +124,8 @@ def _compared(candidate: TrainCheck, references: Sequence[TrainCheck], beside: s
     tolerance = max(FLOOR * size, SLACK * max((_distance(a, b) for a, b in pairs), default=0.0))
     reason = _broken(candidate)
     if reason is not None:
-        seen = _distance(candidate.losses, reference.losses) if candidate.losses else None
-        return Judgement(False, reason, tolerance, seen)
+        distance_so_far = _distance(candidate.losses, reference.losses) if candidate.losses else None
+        return Judgement(False, reason, tolerance, distance_so_far)
     if any(len(r.losses) != len(candidate.losses) for r in references):
         raise ValueError("these curves were not made with the same number of steps")
     distance = _distance(candidate.losses, reference.losses)
@@ -143,10 +145,10 @@ def _compared(candidate: TrainCheck, references: Sequence[TrainCheck], beside: s
 
 
 def held(hold: Hold, headroom: float) -> str | None:
-    """Return why a training does not hold, in one sentence; ``None`` if it does.
+    """Return one sentence on why a training does not hold; ``None`` if it does.
 
     Args:
-        headroom: fraction of the capacity that must have stayed free.
+        headroom: fraction of the capacity that must have remained free.
     """
     if not hold.settled:
         return f"its memory was still growing after {hold.seconds:.0f} s ({hold.steps} steps)"
@@ -178,7 +180,7 @@ def _unfit(references: Sequence[TrainCheck], beside: str) -> str | None:
 
 
 def _start(beside: str) -> str:
-    """Return what is known of where the references began."""
+    """Return a clause on what is known about where the references started."""
     return " from the same weights" if beside == EAGER_FP32 else ""
 
 
@@ -197,8 +199,8 @@ def _not_finite(check: TrainCheck) -> str:
 
 
 def _unchanged(candidate: TrainCheck, references: Sequence[TrainCheck], beside: str) -> str | None:
-    """Check for frozen tensors. A tensor whose gradient is only rounding may change in some runs and not in others, so
-    the reference with the fewest changed tensors counts."""
+    """Check for frozen tensors. A tensor whose gradient is pure rounding error may change in some runs and not in
+    others, so the reference with the fewest changed tensors counts."""
     least = min(r.changed for r in references)
     if candidate.changed >= least:
         return None
@@ -208,24 +210,26 @@ def _unchanged(candidate: TrainCheck, references: Sequence[TrainCheck], beside: 
 
 
 def _begins_elsewhere(candidate: TrainCheck, references: Sequence[TrainCheck], size: float, beside: str) -> str | None:
-    """Check the first loss: before any update, equal weights and batches give equal losses, except for rounding and
+    """Check the first loss: before any update, equal weights and batches give equal losses up to rounding and
     dropout."""
-    mine, theirs = candidate.losses[0], references[0].losses[0]
-    seeds = [r.losses[0] for r in references]
-    early = _differences(candidate, references[0])[: _quarter(candidate.losses)]
-    first_size = max(size, abs(theirs))
-    dropout = min(ERRORS * stdev(early), DROPOUT * first_size) if len(early) > 1 else 0.0
-    if abs(mine - theirs) <= max(FLOOR * first_size, SLACK * (max(seeds) - min(seeds)), dropout):
+    first, reference = candidate.losses[0], references[0].losses[0]
+    reference_losses = [r.losses[0] for r in references]
+    differences = _differences(candidate, references[0])[: _quarter(candidate.losses)]
+    first_size = max(size, abs(reference))
+    dropout = min(ERRORS * stdev(differences), DROPOUT * first_size) if len(differences) > 1 else 0.0
+    if abs(first - reference) <= max(
+        FLOOR * first_size, SLACK * (max(reference_losses) - min(reference_losses)), dropout
+    ):
         return None
-    return f"its first loss is {mine:.4g}, where {beside} has {theirs:.4g}{_start(beside)}"
+    return f"its first loss is {first:.4g}, where {beside} has {reference:.4g}{_start(beside)}"
 
 
 def _does_not_fall(candidate: TrainCheck, references: Sequence[TrainCheck], size: float, beside: str) -> str | None:
     falls = [_fall(r.losses) for r in references]
     least = min(falls)
     if least <= 0:
-        # Eager fp32 does not learn in these steps, so that no fall can be asked for; how far the curves may lie apart
-        # is judged by itself. ResNet-50 at its usual learning rate rises from 6.7 to 7.4 in nine steps, bf16 to 8.6.
+        # Eager fp32 does not learn in these steps, so no fall can be required; how far apart the curves may lie is
+        # judged separately. ResNet-50 at its usual learning rate rises from 6.7 to 7.4 in nine steps, bf16 to 8.6.
         return None
     error = _fall_error(_differences(candidate, references[0]))
     slack = max((1 - LEAST_FALL) * least, SLACK * (max(falls) - least), FALL_FLOOR * size, ERRORS * error)
@@ -239,17 +243,17 @@ def _does_not_fall(candidate: TrainCheck, references: Sequence[TrainCheck], size
 
 
 def _metric_differs(candidate: TrainCheck, references: Sequence[TrainCheck], beside: str) -> str | None:
-    """Check the workload's own metric as the losses are checked: seeds show how far apart it may be."""
-    theirs = [r.metric for r in references if r.metric is not None]
-    if candidate.metric is None or len(theirs) < len(references) or len(set(theirs)) == 1 < len(theirs):
-        # What is the same for each seed (no class is told apart yet) shows no scatter to compare with.
+    """Check the workload's own metric like the losses: the seeds show how far apart its values may be."""
+    metrics = [r.metric for r in references if r.metric is not None]
+    if candidate.metric is None or len(metrics) < len(references) or len(set(metrics)) == 1 < len(metrics):
+        # A metric that is the same for every seed (no class is distinguished yet) shows no scatter to compare with.
         return None
-    allowed = max(FLOOR * abs(theirs[0]), SLACK * (max(theirs) - min(theirs)))
-    if abs(candidate.metric - theirs[0]) <= allowed:
+    allowed = max(FLOOR * abs(metrics[0]), SLACK * (max(metrics) - min(metrics)))
+    if abs(candidate.metric - metrics[0]) <= allowed:
         return None
     return (
         f"its losses are as they should be, and its metric is {candidate.metric:.4g} afterwards, where {beside} has "
-        f"{theirs[0]:.4g}{_start(beside)}, and {allowed:.3g} of difference is accepted"
+        f"{metrics[0]:.4g}{_start(beside)}, and {allowed:.3g} of difference is accepted"
     )
 
 
@@ -258,9 +262,10 @@ def _differences(candidate: TrainCheck, reference: TrainCheck) -> list[float]:
 
 
 def _fall_error(differences: Sequence[float]) -> float:
-    """Return the standard error of the difference between two curves' falls, from their scatter around each other.
+    """Return the standard error of the difference between two curves' falls, from the scatter of their differences.
 
-    It is that of a difference between two means (Snedecor & Cochran, Statistical Methods, ch. 6), for equal batches.
+    It is the standard error of a difference between two means (Snedecor & Cochran, Statistical Methods, ch. 6), for
+    equal batches.
     """
     quarter = _quarter(differences)
     if quarter < 2:
@@ -286,22 +291,22 @@ def _fall(losses: Sequence[float]) -> float:
 def _distance(a: Sequence[float], b: Sequence[float]) -> float:
     """Return the mean absolute difference over the common steps, without the largest differences.
 
-    At a high learning rate a loss jumps now and then, and back, at random steps.
+    At a high learning rate, a loss occasionally jumps up and back at random steps.
     """
-    apart = sorted(abs(x - y) for x, y in zip(a, b, strict=False))
-    return mean(apart[: len(apart) - int(JUMPS * len(apart))])
+    differences = sorted(abs(x - y) for x, y in zip(a, b, strict=False))
+    return mean(differences[: len(differences) - int(JUMPS * len(differences))])
 
 
 def _percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.3g} %" if whole else f"{part:.3g}"
 
 
-# Checks that every finalist trains like eager fp32, with equal weights and batches and the user's batch size.
+# Checks that every finalist trains like eager fp32, with equal weights and batches, at the user's batch size.
 
-#: Seeds of the eager fp32 runs whose differences determine the tolerance. All but the first run only where a candidate
-#: does not pass beside that one (see `judge`).
+#: Seeds of the eager fp32 runs whose differences determine the tolerance. All but the first run only if a candidate
+#: does not pass against the first (see `judge`).
 REFERENCE_SEEDS = (0, 1, 2)
-#: Fewer steps show nothing of a curve; more cost more than they tell.
+#: Fewer steps show nothing of a curve; more cost more than they reveal.
 FEWEST_STEPS, MOST_STEPS = 8, 24
 #: Duration of a check without its steps, relative to the startup time of a launch.
 _START_MARGIN = 1.25
@@ -312,7 +317,7 @@ class _Group:
     """Finalists that train in the same way, and the configuration of their eager fp32 reference.
 
     Attributes:
-        config: what is checked. instead: it is eager, and the finalists compile.
+        config: what is checked. instead: the check is eager although the finalists compile.
     """
 
     entrants: tuple[Entrant, ...]
@@ -330,9 +335,8 @@ def check_training(
     """Check the finalists. Those that fail drop out of the race.
 
     Finalists that differ only in loader and batch size share one check. Those that compute exactly as the baseline does
-    need none: what their loaders deliver is compared (see `autotune.search.verify.data_check`). If compiling for the
-    user's batch size would take longer than there is time, the same configuration is checked without compiling, and the
-    verdict says so.
+    need none: what their loaders deliver is compared (see `autotune.search.verify.data_check`). If there is no time to
+    compile for the user's batch size, the same configuration is checked without compiling, and the verdict says so.
     """
     groups, share_s = _groups(final, entrants), min(share_s, final.launches.budget.left_s)
     if not groups:
@@ -345,22 +349,22 @@ def check_training(
         return verdicts
     until_s = final.launches.budget.left_s - share_s
     paid, done = _paid(final, groups)
-    before = final.launches.finished(_reference_name(_store(final, groups[0].reference), 0), groups[0].reference)
-    # Where there is no time for all references, one may be enough.
+    earlier = final.launches.finished(_reference_name(_store(final, groups[0].reference), 0), groups[0].reference)
+    # If there is no time for all references, one may be enough.
     chosen, steps = _affordable(baseline, groups, share_s, paid, done, len(REFERENCE_SEEDS))
-    more, _ = _affordable(baseline, groups, share_s, paid, done, 1)
-    is_tight = more.count(None) < chosen.count(None)
+    chosen_with_one, _ = _affordable(baseline, groups, share_s, paid, done, 1)
+    is_tight = chosen_with_one.count(None) < chosen.count(None)
     if is_tight:
-        # Few steps leave the most for the others.
-        chosen, steps = more, FEWEST_STEPS
-    if before is not None and before.check is not None:
+        # Using few steps leaves the most time for the others.
+        chosen, steps = chosen_with_one, FEWEST_STEPS
+    if earlier is not None and earlier.check is not None:
         # Every further check has as many steps: curves of different lengths cannot be compared.
-        steps = len(before.check.losses)
+        steps = len(earlier.check.losses)
     references: dict[str, _References] = {}
     checked: dict[str, TrainVerdict] = {}
 
     def has_time(group: _Group) -> bool:
-        """Whether a further check fits: that of one before may have needed more references than were planned."""
+        """Return whether there is time for another check: earlier ones may have needed more references than planned."""
         fixed_s, step_s = _cost(baseline, [group], paid, done, 0)
         budget = final.launches.budget
         return key(group.config) in checked or budget.left_s + budget.grace_s - until_s >= fixed_s + steps * step_s
@@ -368,20 +372,20 @@ def check_training(
     verdicts = []
     for group, affordable in zip(groups, chosen, strict=True):
         if affordable is None or (is_tight and verdicts and not has_time(affordable)):
-            untold = _verdict(group, None, "there was no time to check it")
-            verdict = untold.model_copy(update={"beside": final.beside})
+            unchecked = _verdict(group, None, "there was no time to check it")
+            verdict = unchecked.model_copy(update={"beside": final.beside})
         else:
-            beside, name = key(group.reference), key(affordable.config)
-            if beside not in references:
-                references[beside] = _References(final, group.reference, steps, baseline.seen[0], until_s)
-            # An eager twin may be a finalist itself.
+            reference_key, name = key(group.reference), key(affordable.config)
+            if reference_key not in references:
+                references[reference_key] = _References(final, group.reference, steps, baseline.seen[0], until_s)
+            # An eager twin may itself be a finalist.
             if name not in checked:
-                checked[name] = _check(final, affordable, references[beside])
+                checked[name] = _check(final, affordable, references[reference_key])
             verdict = _verdict_for(affordable, checked[name])
         verdicts.append(verdict)
         if verdict.passed is False:
-            for one in group.entrants:
-                one.out = f"fast but wrong: {verdict.reason}"
+            for entrant in group.entrants:
+                entrant.out = f"fast but wrong: {verdict.reason}"
             final.observer.says(f"{_who(verdict)}: fast but wrong: {verdict.reason}")
         elif verdict.passed is None:
             final.observer.says(_unchecked(verdict))
@@ -389,19 +393,20 @@ def check_training(
 
 
 def not_checked(final: Final, one: Entrant, reason: str) -> list[TrainVerdict]:
-    """Return that it was not checked how an entrant trains, for this reason; nothing if it computes as the baseline."""
+    """Return the verdict that an entrant's training was not checked, for this reason; none if it computes like the
+    baseline."""
     verdicts = [_verdict(group, None, reason) for group in _groups(final, [one])]
     return [verdict.model_copy(update={"beside": final.beside}) for verdict in verdicts]
 
 
 def train_alike(final: Final, one: Entrant, other: Entrant) -> bool:
-    """Return whether one check tells of both: they differ only in loader and batch size."""
+    """Return whether one check covers both entrants: they differ only in loader and batch size."""
     baseline = final.space.baseline
     return key(_at_users_batch(one.config, baseline)) == key(_at_users_batch(other.config, baseline))
 
 
 def need_s(final: Final, baseline: Entrant, entrants: Sequence[Entrant]) -> float:
-    """Return about how many seconds a check on any of these entrants takes, with all of its references."""
+    """Estimate the duration in seconds of a check of any of these entrants, with all its references."""
     groups = _groups(final, entrants) if final.sees_inside else []
     paid, done = _paid(final, groups)
     costs = [_cost(baseline, [group], paid, done, len(REFERENCE_SEEDS)) for group in groups]
@@ -409,16 +414,16 @@ def need_s(final: Final, baseline: Entrant, entrants: Sequence[Entrant]) -> floa
 
 
 def is_told_by(final: Final, verdict: TrainVerdict, one: Entrant) -> bool:
-    """Return whether a verdict says how an entrant of a script trains, or why that was not checked. That others could
-    not be checked says nothing of it."""
+    """Return whether a verdict says how an entrant of a script trains, or why that was not checked. It says nothing of
+    the entrant if only the check of others was impossible."""
     if one.trial.number not in verdict.trials:
         return False
     return verdict.passed is not None or verdict.config == _as_checked(final, one.config)
 
 
 def _paid(final: Final, groups: Sequence[_Group]) -> tuple[dict[str, int], set[str]]:
-    """Return how many runs there are of each reference, by its key, and keys of the checks that have been run already,
-    also by an earlier run of the study."""
+    """Return the number of existing runs of each reference, by its key, and the keys of the checks already run,
+    including those by an earlier run of the study."""
     launches = final.launches
     paid, done = {}, set()
     for group in groups:
@@ -432,7 +437,7 @@ def _paid(final: Final, groups: Sequence[_Group]) -> tuple[dict[str, int], set[s
 
 
 def _as_checked(final: Final, config: Config) -> dict[str, Value]:
-    """Return what is launched to check a script's configuration: with its loader, at the user's batch size."""
+    """Return the configuration launched to check a script's: with its own loader, at the user's batch size."""
     return canonical({**config, "batch_size": final.space.baseline["batch_size"]})
 
 
@@ -445,14 +450,14 @@ def _who(verdict: TrainVerdict) -> str:
 
 
 def _store(final: Final, reference: Config) -> str:
-    """Name the saved weights and batches that a group starts from, which depend on its reference alone."""
-    # Curves over samples in the order of `DeliveryPlan` are not comparable with those of a study before it.
+    """Return the name of the saved weights and batches that a group starts from, which depend only on its reference."""
+    # Curves over samples in the order of a `DeliveryPlan` are not comparable with those of studies before it existed.
     return f"{_digest(reference)}{'' if _noted(final) is None else '-ordered'}"
 
 
 def _noted(final: Final) -> DeliveryPlan | None:
-    """Return how much of what a script's loader delivers is noted in its checks; ``None`` if it is not known to go on
-    when an epoch ends early."""
+    """Return how much of what a script's loader delivers is noted in its checks; ``None`` if the script is not known to
+    continue when an epoch ends early."""
     plan = plan_beside(final.deliveries)
     return None if plan is None or plan.epochs < 2 else plan
 
@@ -463,16 +468,16 @@ def _digest(config: Config) -> str:
 
 def _groups(final: Final, entrants: Sequence[Entrant]) -> list[_Group]:
     baseline = final.space.baseline
-    found: dict[str, list[Entrant]] = {}
-    for one in entrants:
-        config = _at_users_batch(one.config, baseline)
+    members_by_key: dict[str, list[Entrant]] = {}
+    for entrant in entrants:
+        config = _at_users_batch(entrant.config, baseline)
         if config != canonical(baseline):
-            found.setdefault(key(config), []).append(one)
+            members_by_key.setdefault(key(config), []).append(entrant)
     groups = []
-    for members in found.values():
+    for members in members_by_key.values():
         config = _at_users_batch(members[0].config, baseline)
         if final.by_command:
-            # A script trains with its loader: it is the most promising of them itself that is checked.
+            # A script trains with its own loader, so the most promising member itself is checked.
             config = _as_checked(final, members[0].config)
         groups.append(_Group(tuple(members), config, _reference(config, final)))
     return groups
@@ -480,29 +485,29 @@ def _groups(final: Final, entrants: Sequence[Entrant]) -> list[_Group]:
 
 def _at_users_batch(config: Config, baseline: Config) -> dict[str, Value]:
     """Return the configuration to check: the maths of ``config`` with the baseline's batch, loader and threads."""
-    own = {n: v for n, v in baseline.items() if n not in maths_part(baseline)}
-    return canonical({**own, **maths_part(config), "batch_size": baseline["batch_size"]})
+    rest = {n: v for n, v in baseline.items() if n not in maths_part(baseline)}
+    return canonical({**rest, **maths_part(config), "batch_size": baseline["batch_size"]})
 
 
 def _reference(config: Config, final: Final) -> dict[str, Value]:
-    """Return what a configuration trains beside: eager fp32, or a script as it stands."""
+    """Return the configuration to compare a training with: eager fp32, or a script as it stands."""
     return canonical(final.space.baseline) if final.by_command else _eager_fp32(config, final.space)
 
 
 def _eager_fp32(config: Config, space: Space) -> dict[str, Value]:
     """Return the reference: the user's baseline, eager and in fp32.
 
-    Only the workload's knobs that are declared to change the training on purpose have the values of ``config``.
+    Only those knobs of the workload that are declared to change the training on purpose have the values of ``config``.
     """
     baseline = space.baseline
     eager = (k for k in KNOBS.values() if k.scope in (Scope.MODEL, Scope.STEP))
     plain = {k.name: k.default for k in eager if k.default is not None}
-    own = {n: v for n, v in config.items() if n in space.on_purpose}
-    return canonical({**baseline, **{n: v for n, v in plain.items() if n in baseline}, **own})
+    on_purpose = {n: v for n, v in config.items() if n in space.on_purpose}
+    return canonical({**baseline, **{n: v for n, v in plain.items() if n in baseline}, **on_purpose})
 
 
 def _undeclared(config: Config, space: Space) -> list[str]:
-    """Return the workload's knobs that differ from the baseline's without a word on whether they change the maths."""
+    """Return the workload's knobs that differ from the baseline, undeclared as to whether they change the maths."""
     declared = space.speed_only | space.on_purpose
     return [n for n, v in config.items() if n.startswith("workload.") and n not in declared and space.baseline[n] != v]
 
@@ -510,12 +515,13 @@ def _undeclared(config: Config, space: Space) -> list[str]:
 def _affordable(
     baseline: Entrant, groups: Sequence[_Group], share_s: float, paid: Mapping[str, int], done: Set[str], runs: int
 ) -> tuple[list[_Group | None], int]:
-    """Return what there is time to check of each group, and the number of steps of each check.
+    """Return what there is time to check in each group, and the number of steps per check.
 
-    The groups are ordered by promise. A group that needs compiling may not fit while its eager twin or the next does.
+    The groups are ordered by promise. A group that needs compiling may not fit although its eager twin or the next
+    group does.
 
     Args:
-        paid, done: what has been run already (see `_paid`). runs: of each reference.
+        paid, done: what has already been run (see `_paid`). runs: number of runs of each reference.
     """
     chosen: list[_Group | None] = []
     steps = 0
@@ -526,7 +532,7 @@ def _affordable(
         chosen.append(None)
         for option in options:
             fitting = _steps(baseline, [*before, option], share_s, paid, done, runs)
-            # An eager twin that trains as the reference does would prove nothing.
+            # An eager twin that is identical to the reference would prove nothing.
             if fitting >= FEWEST_STEPS and option.config != option.reference:
                 chosen[-1], steps = option, min(fitting, MOST_STEPS)
                 break
@@ -544,32 +550,32 @@ def _steps(
 def _cost(
     baseline: Entrant, groups: Sequence[_Group], paid: Mapping[str, int], done: Set[str], runs: int
 ) -> tuple[float, float]:
-    """Return how many seconds checks and references take without their steps, and for a step of each."""
+    """Return the seconds that all checks and references take apart from their steps, and the seconds per step."""
     batch = int(baseline.config["batch_size"])
-    own = baseline.seen[0]
+    baseline_measurement = baseline.seen[0]
     missing = sum(max(0, runs - paid.get(name, 0)) for name in {key(g.reference) for g in groups})
-    fixed_s = missing * _START_MARGIN * own.startup_s
-    step_s = missing * own.mean_step_s
+    fixed_s = missing * _START_MARGIN * baseline_measurement.startup_s
+    step_s = missing * baseline_measurement.mean_step_s
     for group in {key(g.config): g for g in groups if key(g.config) not in done}.values():
-        one = group.entrants[0]
-        seen = one.seen[0]
+        entrant = group.entrants[0]
+        measurement = entrant.seen[0]
         if group.instead:
-            # Its rate without compiling is not known, and is hardly below the baseline's.
-            fixed_s += _START_MARGIN * own.startup_s
-            step_s += own.mean_step_s
+            # Its rate without compiling is unknown, but hardly below the baseline's.
+            fixed_s += _START_MARGIN * baseline_measurement.startup_s
+            step_s += baseline_measurement.mean_step_s
             continue
-        # Compiled graphs are cached by shape: one already trained at this batch size is not compiled again.
+        # Compiled graphs are cached by shape: one that has already trained at this batch size is not recompiled.
         warm = any(e.config["batch_size"] == batch for e in group.entrants)
-        fixed_s += _START_MARGIN * seen.startup_s + (WARM_COMPILE if warm else 1.0) * seen.compile_s
-        step_s += seen.mean_step_s * batch / seen.batch_size
+        fixed_s += _START_MARGIN * measurement.startup_s + (WARM_COMPILE if warm else 1.0) * measurement.compile_s
+        step_s += measurement.mean_step_s * batch / measurement.batch_size
     return fixed_s, step_s
 
 
 class _References:
-    """The runs of one reference, from the saved weights and then from other seeds, each made when it is asked for.
+    """The runs of one reference, from the saved weights and then from other seeds, each made on demand.
 
     Args:
-        own: of the baseline. until_s: seconds of the budget that the checks must leave.
+        own: the baseline's measurement. until_s: seconds of the budget that the checks must leave.
     """
 
     def __init__(self, final: Final, config: Config, steps: int, own: Measurement, until_s: float) -> None:
@@ -577,11 +583,11 @@ class _References:
         self._final, self._config, self._until_s = final, config, until_s
         self._run_s = _START_MARGIN * own.startup_s + steps * own.mean_step_s
         self._runs: list[TrainCheck] = []
-        #: Why there are none.
+        #: Why a run failed, if one did.
         self.failed: str | None = None
 
     def first(self, runs: int) -> list[TrainCheck]:
-        """Return so many of them, or as many as there are if one fails or there is no time for all."""
+        """Return this many runs, or fewer if one fails or there is no time for all."""
         while len(self._runs) < runs and self.failed is None:
             seed = REFERENCE_SEEDS[len(self._runs)]
             if seed and not self._has_time(runs):
@@ -634,50 +640,50 @@ def _check(final: Final, group: _Group, yardstick: _References) -> TrainVerdict:
         else ""
     )
     if result.check is None and undeclared and result.error_code == WorkloadError.exit_code:
-        # Another architecture: its weights cannot start where the baseline's do.
+        # A different architecture: its weights cannot start from the baseline's.
         return _verdict(group, None, f"{result.cause}{hint}")
     if result.check is None:
-        # The loader is the baseline's, so its failure is not the configuration's. Any other failure is.
+        # The loader is the baseline's, so its failure is not the configuration's fault. Any other failure is.
         outside = ended_from_outside(result) or result.status is TrialStatus.LOADER_WORKER_DIED
         passed = None if outside else False
         return _verdict(group, passed, f"its check ended as {result.status}: {result.cause}")
     check = result.check
     if final.deliveries is not None and check.deliveries is not None:
-        same = compare_data(final.deliveries, check.deliveries)
-        if same.passed is False:
-            # Of losses on other samples, none says how it computes.
-            return _verdict(group, None, f"its loader delivers other data: {same.reason}")
+        comparison = compare_data(final.deliveries, check.deliveries)
+        if comparison.passed is False:
+            # Losses on other samples say nothing about how it computes.
+            return _verdict(group, None, f"its loader delivers other data: {comparison.reason}")
     if samples_at_once(group.config) != samples_at_once(group.reference):
-        # Batch normalization has seen other statistics, as often as there are parts: an evaluation tells of that.
+        # Batch normalization has seen other statistics, once per part, which shows in an evaluation.
         check = check.model_copy(update={"metric": None})
     references = yardstick.first(1)
-    judged = _judged(check, references, final.beside)
-    # What the candidate alone seems to lack, other runs may lack as well.
-    lacking = judged.passed and check.metric_lacks is not None and references[0].metric_lacks is None
-    if lacking or (judged.passed is None and judged.distance is not None):
-        # It differs from one run: others show how much may be accepted.
+    judgement = _judged(check, references, final.beside)
+    # What only the candidate seems to lack, other runs of the reference may lack, too.
+    lacking = judgement.passed and check.metric_lacks is not None and references[0].metric_lacks is None
+    if lacking or (judgement.passed is None and judgement.distance is not None):
+        # It differs from one run; others show how much difference is acceptable.
         references = yardstick.first(len(REFERENCE_SEEDS))
         if yardstick.failed is not None:
             return _verdict(group, None, yardstick.failed)
         if len(references) == len(REFERENCE_SEEDS):
-            judged = _judged(check, references, final.beside)
+            judgement = _judged(check, references, final.beside)
         else:
             why = f"it differs from one run of {final.beside}, and there was no time for others beside it"
-            judged = replace(judged, passed=None, reason=why)
-    reason = f"{judged.reason}{hint}" if judged.passed is False else judged.reason
+            judgement = replace(judgement, passed=None, reason=why)
+    reason = f"{judgement.reason}{hint}" if judgement.passed is False else judgement.reason
     lacks = next((c.metric_lacks for c in (*references, result.check) if c.metric_lacks is not None), None)
-    if judged.passed and lacks is not None:
+    if judgement.passed and lacks is not None:
         # What only the candidate cannot do is its fault.
         alone = all(reference.metric_lacks is None for reference in references)
         reason = lacks if alone else f"by its losses alone, as {lacks}"
-        judged = replace(judged, passed=not alone)
-    return _verdict(group, judged.passed, reason).model_copy(
+        judgement = replace(judgement, passed=not alone)
+    return _verdict(group, judgement.passed, reason).model_copy(
         update={
             "losses": result.check.losses,
             "reference": references[0].losses,
             "beside": final.beside,
-            "tolerance": judged.tolerance,
-            "distance": judged.distance,
+            "tolerance": judgement.tolerance,
+            "distance": judgement.distance,
             "metric": check.metric,
             "reference_metric": references[0].metric,
         }
@@ -685,7 +691,7 @@ def _check(final: Final, group: _Group, yardstick: _References) -> TrainVerdict:
 
 
 def _judged(check: TrainCheck, references: Sequence[TrainCheck], beside: str) -> Judgement:
-    """Judge by the steps that all have taken: a script may end earlier than asked for, and not always alike."""
+    """Judge by the steps that all runs have taken: a script may end early, and not always after the same step."""
     steps = min(len(check.losses), *(len(r.losses) for r in references))
     if check.finite and steps >= FEWEST_STEPS:
         check = check.model_copy(update={"losses": check.losses[:steps]})
@@ -696,8 +702,8 @@ def _judged(check: TrainCheck, references: Sequence[TrainCheck], beside: str) ->
 def _launch(
     final: Final, launch: str, title: str, config: Config, steps: int, store: str, seed: int | None
 ) -> TrialResult:
-    """Run one check. ``seed`` is that of a reference, and ``None`` for the candidate."""
-    # All of them train on samples in the same order, in epochs that end as early.
+    """Run one check. ``seed`` is the seed of a reference, and ``None`` for the candidate."""
+    # All of them train on samples in the same order, in epochs that end equally early.
     noted = _noted(final)
     plan = CheckPlan(
         store=str(final.launches.files.checks / store),

@@ -36,36 +36,37 @@ from autotune.search.verify.train_check import check_training, is_told_by, need_
 from autotune.space import key, maths_part, simplicity
 from autotune.study.budget import LEAST_LAUNCHES
 
-# Chooses the winner: the baseline unless something is shown to be faster, then the simplest of the unbeaten ones, then
-# the same without the knobs of no use.
+# Chooses the winner: the baseline unless something is shown to be faster, then the simplest of the unbeaten entrants,
+# then that one without its useless knobs.
 
 
 def winner_among(final: Final, compared: Comparison, group: Sequence[Entrant]) -> tuple[Entrant, Entrant]:
     """Return the winner of a group of contenders that contains the baseline.
 
     The baseline wins unless something is shown to be better. Otherwise, if the objective is the rate, the winner is the
-    simplest of those shown to be faster that nothing beats. Such an entrant must also have run about as fast as the
-    leader, to within the race's target precision: a simpler configuration may well be slower, and few launches may fail
-    to show the difference.
+    simplest of those that are shown to be faster and that nothing beats. It must also have run about as fast as the
+    leader, to within the race's target precision: a simpler configuration may well be slower, and a few launches may
+    fail to show the difference.
 
-    What does not meet what is required is no contender. If that is the baseline, the best of the others wins.
+    An entrant that does not meet the requirements is no contender. If that is the baseline, the best of the others
+    wins.
 
     Returns:
-        The winner, and the fastest, which the winner may have been preferred to (`tie_between`).
+        The winner, and the fastest entrant, over which the winner may have been preferred (`tie_between`).
     """
     others = [e for e in group if e is not compared.baseline]
     group = [e for e in group if compared.unmet(e) is None]
-    shown = [e for e in others if e in group and compared.beats_baseline(e, len(others))]
+    proven = [e for e in others if e in group and compared.beats_baseline(e, len(others))]
     if not group:
         return compared.baseline, compared.baseline
     if final.rate_within:
-        leader = compared.leader(shown or group)
+        leader = compared.leader(proven or group)
         near = [e for e in group if compared.ratio(leader, e)[0] <= 1 / (1 - final.rate_within)]
         return max(near, key=compared.score), leader
     if not final.by_rate:
-        best = compared.leader(shown or [compared.baseline])
+        best = compared.leader(proven or [compared.baseline])
         return best, best
-    unbeaten = _unbeaten(compared, shown)
+    unbeaten = _unbeaten(compared, proven)
     leader = compared.leader(unbeaten or group)
     winner = compared.baseline
     if unbeaten:
@@ -75,31 +76,32 @@ def winner_among(final: Final, compared: Comparison, group: Sequence[Entrant]) -
 
 
 def still_wins(final: Final, compared: Comparison, one: Entrant) -> bool:
-    """Return whether an entrant, once chosen, is better than the baseline by the rounds so far."""
+    """Return whether an entrant that was chosen is still better than the baseline, judging by the rounds so far."""
     if one.out is not None or compared.unmet(one) is not None:
         return False
     return final.rate_within > 0 or compared.beats_baseline(one, compared.rivals(one))
 
 
 def _unbeaten(compared: Comparison, shown: list[Entrant]) -> list[Entrant]:
-    """Return the entrants to which no other is shown to be superior.
+    """Return the entrants that no other is shown to beat.
 
-    An entrant that dropped out has an imprecise ratio to the baseline, from few rounds; others have beaten it.
+    An entrant that dropped out after few rounds has an imprecise ratio to the baseline; others have beaten it.
     """
     return [e for e in shown if all(compared.ratio(rival, e)[1] <= 1 for rival in shown)] or shown
 
 
 def tie_between(compared: Comparison, leader: Entrant, winner: Entrant) -> str | None:
-    """Return one sentence on what the winner was preferred to, and why; ``None`` if it was the fastest itself."""
+    """Return one sentence on the entrant over which the winner was preferred, and why; ``None`` if the winner was
+    itself the fastest."""
     if leader is winner:
         return None
     ratio, low, high = compared.ratio(leader, winner)
     if ratio <= 1:
         return None
-    among = compared.rivals(leader)
+    rivals = compared.rivals(leader)
     simpler = "the baseline" if winner is compared.baseline else f"trial {winner.trial.number}"
-    # Shown for one entrant alone, but not for the best of several.
-    luck = f" for it alone, and one of {among} may seem so by luck" if low > 1 else ""
+    # The difference is shown for one entrant alone, but not for the best of several.
+    luck = f" for it alone, and one of {rivals} may seem so by luck" if low > 1 else ""
     return (
         f"Trial {leader.trial.number} ran at {ratio:.3f}× {simpler} (95 %: {low:.3f} to {high:.3f}{luck}): that is no "
         f"proof of being faster, and {simpler} is simpler."
@@ -107,11 +109,11 @@ def tie_between(compared: Comparison, leader: Entrant, winner: Entrant) -> str |
 
 
 def set_back_useless(race: Race, winner: Entrant, parts: Sequence[KnobPart]) -> Entrant:
-    """Return the winner with the knobs set back that were not shown to matter, if measuring that confirms it; else the
+    """Return the winner with the knobs that were not shown to matter set back, if a measurement confirms this; else the
     winner itself.
 
-    All of them are set back together. If there is no time for that, or some of them matter together, they are set back
-    one after the other, beginning with that of least use.
+    All of them are set back together. If there is no time for that, or if some of them matter in combination, they are
+    set back one after the other, the least useful first.
     """
     target = TARGETS[race.final.device]
     gains = {p.knob: p.gain for p in parts if p.gain is not None and p.gain[1] <= 1 and p.gain[0] <= 1 + target}
@@ -128,7 +130,7 @@ def _simpler(race: Race, winner: Entrant, names: Sequence[str]) -> Entrant | Non
     """Return the winner with some knobs set back if it is as good; ``None`` if not, or if nothing can be set back."""
     space = race.final.space
     config = set_back(space, winner.config, [n for n in names if n in winner.config])
-    # What the user pinned stays as it is, and the baseline is in the race as itself.
+    # What the user has pinned stays as it is, and the baseline is already in the race.
     if key(config) in (key(winner.config), key(space.baseline)) or space.refusal(config) is not None:
         return None
     simpler = _entrant(race, winner, config)
@@ -137,20 +139,20 @@ def _simpler(race: Race, winner: Entrant, names: Sequence[str]) -> Entrant | Non
 
 def _entrant(race: Race, winner: Entrant, config: dict[str, Value]) -> Entrant:
     """Return the ablation's own entrant with this configuration, or a new one."""
-    for one in race.entrants:
-        if one.label and key(one.config) == key(config):
-            return one
-    made = sum(1 for one in race.entrants if one.label)
-    return Entrant(config, winner.trial, expected_s=winner.expected_s, label=f"simplified {made}")
+    for candidate in race.entrants:
+        if candidate.label and key(candidate.config) == key(config):
+            return candidate
+    count = sum(1 for candidate in race.entrants if candidate.label)
+    return Entrant(config, winner.trial, expected_s=winner.expected_s, label=f"simplified {count}")
 
 
 def _as_good(race: Race, winner: Entrant, simpler: Entrant) -> bool:
-    """Race a simpler configuration against the winner and the baseline; return whether it is shown to be better than
-    the baseline and not shown to be worse than the winner, as far as the race can tell."""
+    """Race a simpler configuration against the winner and the baseline; return whether the race shows it to be better
+    than the baseline, and does not show it to be worse than the winner."""
     racing = [race.baseline, winner, simpler]
     race.purpose = "simpler"
     missing = max(0, LEAST_LAUNCHES - shared_rounds(simpler, race.baseline))
-    # Rounds of an earlier run of the study cost nothing, even if it has spent the budget.
+    # Rounds made by an earlier run of the study cost nothing, even if it has spent the budget.
     if race.round_s(racing, missing) > max(0.0, race.final.launches.budget.left_s):
         return False
     if simpler not in race.entrants:
@@ -168,26 +170,26 @@ def _as_good(race: Race, winner: Entrant, simpler: Entrant) -> bool:
     return low <= 1 and ratio <= 1 + TARGETS[race.final.device]
 
 
-# The proof of a winner, or that there is none: the order of its checks, and the part of the budget for each.
+# The proof of a winner, or that there is none: the order of the checks, and the share of the budget for each.
 
 #: Fractions of `Final.budget_s`.
 CHECK_SHARE, RACE_SHARE, HOLD_SHARE, CEILING_SHARE, ABLATION_SHARE = 0.12, 0.25, 0.05, 0.07, 0.18
-#: Of the ceilings, where a first epoch is to be measured, too.
+#: Share of the ceilings if a first epoch is to be measured, too.
 COLD_SHARE = 0.2
-#: If the interval of a configuration reaches above this speedup, it may be faster by an amount that matters.
+#: A configuration whose interval reaches above this speedup may be faster by an amount that matters.
 MAY_BE_FASTER = 1.05
 
 
 def ceiling_s(final: Final) -> float:
-    """Return how long the ceilings may take: none are measured of a script."""
+    """Return how long the ceilings may take: none are measured for a script."""
     if final.by_command:
         return 0.0
     return (COLD_SHARE if reads_apart(final) else CEILING_SHARE) * final.budget_s
 
 
 def _check_s(final: Final) -> float:
-    """Return how long the checks on training may take."""
-    # A script starts anew for each of its runs, and neither holding nor ceilings are measured of one.
+    """Return how long the training checks may take."""
+    # A script starts anew for each run of a check, and neither holding nor ceilings are measured for one.
     share = CHECK_SHARE + HOLD_SHARE + CEILING_SHARE if final.by_command else CHECK_SHARE
     return share * final.budget_s
 
@@ -198,9 +200,9 @@ class Proof:
 
     Attributes:
         finalists: the baseline, and all configurations that were launched again in turns with it.
-        unproven: numbers of trials that may be better than the baseline, and were not launched again in turns with it.
-        baseline_unmet: what the baseline does not meet of what is required, as a clause.
-        tie: one sentence on the configuration that the winner was preferred to, if no difference in rate was shown.
+        unproven: numbers of trials that may be better than the baseline but were not launched again in turns with it.
+        baseline_unmet: the requirements that the baseline does not meet, as a clause.
+        tie: one sentence on the configuration over which the winner was preferred, if no difference in rate was shown.
         dropped: why finalists dropped out, by trial number.
     """
 
@@ -220,9 +222,10 @@ class Proof:
 
 
 class Contest:
-    """The finalists of a search, which race against the baseline, and whether they train and load as it does.
+    """The finalists of a search, which race against the baseline, and the verdicts on whether they train and load
+    alike.
 
-    If none of them is faster, a search may go on and enter others.
+    If none of them is faster, the search may continue and enter others.
     """
 
     def __init__(self, final: Final, baseline: Trial) -> None:
@@ -241,20 +244,21 @@ class Contest:
 
         Args:
             complete: complete trials, most promising first.
-            noise: noise of one launch, as far as the search has seen.
+            noise: noise of one launch, as observed by the search.
         """
         race, baseline, required = self.race, self.race.baseline, self.race.final.required
-        known = {one.trial.number for one in race.entrants}
-        new = [t for t in complete if t.number not in known and required.allow(t)]
-        if len(known) > 1 and required.allow(baseline.trial):
-            # Of those who were less promising than who lost, only who was faster in the search may win; and none if
-            # those who lost were raced.
+        entered = {one.trial.number for one in race.entrants}
+        new = [t for t in complete if t.number not in entered and required.allow(t)]
+        if len(entered) > 1 and required.allow(baseline.trial):
+            # Of the trials that were less promising than the losers, only those that were faster in the search may win;
+            # and none if the losers were raced.
             new = [t for t in new if (t.score or 0.0) > (baseline.trial.score or 0.0)]
             new = [t for t in new if t.number > self._newest or not race.rounds]
         return finalists(race.final.space, new, noise, self._leanest(new))
 
     def _leanest(self, new: Sequence[Trial]) -> list[Trial]:
-        """Return those of about the highest rate that are best by an objective that chooses among them."""
+        """Return the trials with about the highest rate, ordered by an objective that chooses among them, best
+        first."""
         within, scorer = self.race.final.rate_within, self.race.final.scorer
         top = max((t.rate_per_s or 0.0 for t in new), default=0.0)
         if not within:
@@ -265,14 +269,14 @@ class Contest:
         return [t for t, _ in sorted(scored, key=lambda one: -one[1])]
 
     def enter(self, final: Final, trials: Sequence[Trial], newest: int, *, in_turns: bool = False) -> None:
-        """Let these trials race. Who trains or loads otherwise than it should drops out.
+        """Let these trials race. An entrant that does not train or load as it should drops out.
 
-        A workload's finalists are checked before, which takes a part of a launch. A script is started anew for each run
-        of a check, so that only who is ahead is checked.
+        A workload's finalists are checked beforehand, which takes a fraction of a launch. A script is started anew for
+        each run of a check, so only the leader is checked.
 
         Args:
             final: the conditions from now on. newest: number of the search's last trial. in_turns: the search's own
-                launches are as good as a round (see `StudyLoop.in_turns`).
+                launches count as a round (see `StudyLoop.in_turns`).
 
         Raises:
             InterruptedSearch: the user interrupted it.
@@ -282,7 +286,7 @@ class Contest:
         others = [entrant(t) for t in trials]
         if not final.by_command:
             self._check(others)
-        # Time that the search did not need, because it tried everything, goes to the race.
+        # Time that the search did not need because it tried everything goes to the race.
         reserved_s = ABLATION_SHARE * limit_s + takes_s(final, others)
         if final.by_command:
             reserved_s += min(_check_s(final), need_s(final, race.baseline, others))
@@ -294,33 +298,33 @@ class Contest:
             race.join(others)
             if in_turns and not rounds:
                 race.adopt()
-            still = -1
-            while still != len(race.still_racing):
+            racing_before = -1
+            while racing_before != len(race.still_racing):
                 race.run(max(RACE_SHARE * limit_s, final.launches.budget.left_s + race.earlier_s - reserved_s))
-                still = len(race.still_racing)
+                racing_before = len(race.still_racing)
                 self.winner()
-            # Those for whom there was no time among the more promising ones.
-            left = [e for e in others if e.out is None and shared_rounds(e, race.baseline) < LEAST_LAUNCHES]
-            others = left if self.is_lost else []
+            # Entrants for which there was no time beside the more promising ones.
+            crowded_out = [e for e in others if e.out is None and shared_rounds(e, race.baseline) < LEAST_LAUNCHES]
+            others = crowded_out if self.is_lost else []
 
     def winner(self, fits: Callable[[Entrant], bool] = lambda one: True) -> tuple[Entrant, Entrant]:
-        """Return the winner of the contenders that fit, which has passed the checks, and the fastest of them. One that
-        trains otherwise than the baseline, or whose loader delivers other samples, drops out."""
+        """Return the winner among the contenders that fit, which has passed the checks, and the fastest of them. One
+        that trains differently from the baseline, or whose loader delivers other samples, drops out."""
         race = self.race
         while True:
             compared = race.compared()
-            found = winner_among(race.final, compared, [e for e in compared.contenders() if fits(e)])
-            if found[0] is race.baseline or self.passes(found[0]):
-                return found
+            result = winner_among(race.final, compared, [e for e in compared.contenders() if fits(e)])
+            if result[0] is race.baseline or self.passes(result[0]):
+                return result
             race.reopen()
 
     def passes(self, one: Entrant) -> bool:
-        """Check how an entrant trains and what its loader delivers, unless that has been done; return whether it may be
-        the winner. Otherwise it drops out."""
+        """Check how an entrant trains and what its loader delivers, unless that is known; return whether it may win. If
+        not, it drops out."""
         return self._trains(one) and self.delivers(one)
 
     def leave_unchecked(self, one: Entrant, reason: str) -> None:
-        """Note that nothing more is checked of an entrant, for this reason."""
+        """Note that nothing further is checked about an entrant, for this reason."""
         if not self._knows_training(one):
             self.checks[:0] = not_checked(self.race.final, one, reason)
         if key(one.config) not in self._data:
@@ -333,14 +337,14 @@ class Contest:
         if not self._knows_training(one):
             self._check([one, *(e for e in self._unchecked if e is not one and train_alike(final, one, e))])
             if one.out is not None:
-                # Whatever is wrong with it may be wrong with the others, which are not to race for nothing.
+                # Whatever is wrong with it may be wrong with the others, which should not race for nothing.
                 self._check(self._unchecked)
         return one.out is None
 
     def _knows_training(self, one: Entrant) -> bool:
-        """Return whether a verdict says how an entrant trains, or why that is not known."""
+        """Return whether a verdict says how an entrant trains, or why that is unknown."""
         final = self.race.final
-        # Of a workload those that race were checked before.
+        # For a workload, entrants are checked before they race.
         return any(
             is_told_by(final, verdict, one) if final.by_command else one.trial.number in verdict.trials
             for verdict in self.checks
@@ -348,20 +352,20 @@ class Contest:
 
     @property
     def _unchecked(self) -> list[Entrant]:
-        """Finalists that are still in the race and were not checked for how they train."""
-        known = {number for verdict in self.checks for number in verdict.trials}
-        return [e for e in self.finalists if e.out is None and not e.label and e.trial.number not in known]
+        """Finalists still in the race whose training has not been checked."""
+        checked = {number for verdict in self.checks for number in verdict.trials}
+        return [e for e in self.finalists if e.out is None and not e.label and e.trial.number not in checked]
 
     def _check(self, entrants: Sequence[Entrant]) -> None:
         final, share_s = self.race.final, _check_s(self.race.final)
         if final.by_command:
-            # What the race has not used, as only gains come after it.
+            # It may also use what the race has left over, since only the gains come after it.
             share_s = max(share_s, final.launches.budget.left_s - takes_s(final, entrants))
         self.checks[:0] = check_training(final, self.race.baseline, entrants, share_s)
 
     def delivers(self, one: Entrant) -> bool:
         """Compare what an entrant's loader delivers with what the baseline's does, unless that has been done; return
-        whether it may be the winner. Otherwise it drops out."""
+        whether it may win. If not, it drops out."""
         verdict = self._data.get(key(one.config))
         if verdict is None:
             final = self.race.final
@@ -374,7 +378,7 @@ class Contest:
         return verdict.passed is not False
 
     def data_of(self, one: Entrant) -> DataVerdict | None:
-        """Return what comparing an entrant's data has shown; ``None`` if it was not compared."""
+        """Return the verdict on an entrant's data; ``None`` if they were not compared."""
         return self._data.get(key(one.config))
 
     @property
@@ -384,22 +388,22 @@ class Contest:
 
     @property
     def is_lost(self) -> bool:
-        """Whether no finalist is faster than the baseline, as far as more rounds could tell."""
+        """Whether no finalist is faster than the baseline, and more rounds would hardly change that."""
         return self.race.is_decided and _winner(self.race)[0] is self.race.baseline
 
     @property
     def wrong(self) -> list[Config]:
         """Configurations that do not train like eager fp32."""
         numbers = {n for verdict in self.checks if verdict.passed is False for n in verdict.trials}
-        checked = [verdict.config for verdict in self.checks if verdict.passed is False]
-        return [*checked, *(one.config for one in self.finalists if one.trial.number in numbers)]
+        configs = [verdict.config for verdict in self.checks if verdict.passed is False]
+        return [*configs, *(one.config for one in self.finalists if one.trial.number in numbers)]
 
 
 def prove(contest: Contest, noise: stats.LaunchNoise) -> Proof:
     """Prove a winner; if nothing is shown to be better, the baseline wins.
 
     Args:
-        noise: noise of one launch, as far as the search has seen.
+        noise: noise of one launch, as observed by the search.
 
     Raises:
         InterruptedSearch: the user interrupted the proof.
@@ -410,21 +414,21 @@ def prove(contest: Contest, noise: stats.LaunchNoise) -> Proof:
     winner, leader, hold = _winner_that_holds(contest)
     preferred = winner
     if not final.space.same_training(winner.config):
-        # It is checked as long as there is time.
+        # The winner at the user's own batch size is checked while there is time.
         contest.winner(lambda one: final.space.same_training(one.config))
-    # Nothing but the ceilings comes after it, so it may have what is left.
+    # Only the ceilings come after the ablation, so it may use what is left.
     parts = ablate(race, winner, max(ABLATION_SHARE * limit_s, launches.budget.left_s - ceiling_s(final)))
     winner, hold = _without_useless(contest, winner, parts, hold)
     if winner is not first:
         _narrow(race, winner)
     compared = race.compared()
     if winner is not first and not still_wins(final, compared, winner):
-        # The rounds since then have taken the proof back.
+        # The rounds since then have refuted the proof.
         winner.out = winner.out or compared.unmet(winner)
         compared = race.compared()
         leader, chosen = winner, first
         if final.required:
-            # Where more than speed is required, another finalist may still be better than the baseline.
+            # If more than speed is required, another finalist may still be better than the baseline.
             chosen, leader = contest.winner(lambda one: race.compared().unmet(one) is None)
             compared = race.compared()
         winner, preferred, parts, hold = chosen, chosen, (), hold if chosen is first else None
@@ -434,16 +438,16 @@ def prove(contest: Contest, noise: stats.LaunchNoise) -> Proof:
         compared = race.compared()
     explained = {e.name: e for e in (first, winner, own_batch)}
     limits = bottlenecks(final, compared, list(explained.values()), ceiling_s(final))
-    known = [e for e in race.entrants if compared.in_turns(e, first)]
-    unfit = compared.unmet(first) is not None
-    left = [e for e in others if e.out is None and e not in known]
-    unproven = [e.trial.number for e in left if unfit or _promising(e, first, noise)]
+    compared_entrants = [e for e in race.entrants if compared.in_turns(e, first)]
+    is_baseline_unfit = compared.unmet(first) is not None
+    not_compared_entrants = [e for e in others if e.out is None and e not in compared_entrants]
+    unproven = [e.trial.number for e in not_compared_entrants if is_baseline_unfit or _promising(e, first, noise)]
     return Proof(
         baseline=compared.standing(first),
         best=compared.standing(winner),
         best_same_batch=compared.standing(own_batch),
-        # Variants of the winner are shown by the gains of its knobs.
-        finalists=tuple(compared.standing(e) for e in known if not e.label or e in (winner, own_batch)),
+        # Variants of the winner appear as the gains of its knobs.
+        finalists=tuple(compared.standing(e) for e in compared_entrants if not e.label or e in (winner, own_batch)),
         unproven=tuple(unproven),
         baseline_unmet=compared.unmet(first),
         tie=tie_between(compared, leader, preferred),
@@ -457,34 +461,35 @@ def prove(contest: Contest, noise: stats.LaunchNoise) -> Proof:
 
 
 def _narrow(race: Race, winner: Entrant) -> None:
-    """Spend what nothing else needs on the figures to be handed over: the winner's, and those of the fastest at the
-    user's own batch size."""
+    """Spend the time that nothing else needs on the figures to be reported: the winner's, and those of the fastest at
+    the user's own batch size."""
     space, budget = race.final.space, race.final.launches.budget
     compared = race.compared()
     others = [e for e in compared.contenders() if e is not race.baseline and space.same_training(e.config)]
     racing = [race.baseline, winner]
     if others and not space.same_training(winner.config):
         racing.append(compared.leader(others))
-    for some in (racing, racing[:2]):
-        race.narrow(some, lambda: budget.left_s - ceiling_s(race.final))
+    for entrants in (racing, racing[:2]):
+        race.narrow(entrants, lambda: budget.left_s - ceiling_s(race.final))
 
 
 def _promising(one: Entrant, baseline: Entrant, noise: stats.LaunchNoise) -> bool:
-    """Return whether a configuration may be faster than the baseline, by the search's own launches of both.
+    """Return whether a configuration may be faster than the baseline, judging by the search's own launches of both.
 
-    These are from different moments, so the ratio only tells whether another launch is worthwhile; it is never shown.
+    These took place at different times, so the ratio only tells whether another launch is worthwhile; it is never
+    shown.
     """
-    own, usual = one.trial.rate_per_s, baseline.trial.rate_per_s
-    if not own or not usual:
+    rate, baseline_rate = one.trial.rate_per_s, baseline.trial.rate_per_s
+    if not rate or not baseline_rate:
         return True
     reach = math.sqrt(2) * stats.t_quantile(noise.degrees) * noise.sd
-    return own / usual > math.exp(-reach)
+    return rate / baseline_rate > math.exp(-reach)
 
 
 def _without_useless(
     contest: Contest, winner: Entrant, parts: Sequence[KnobPart], hold: HoldVerdict | None
 ) -> tuple[Entrant, HoldVerdict | None]:
-    """Set back the winner's knobs of no use, and check the result as the winner was checked.
+    """Set back the winner's useless knobs, and check the result as the winner was checked.
 
     Returns:
         The winner, unless the simpler configuration passes the checks; the verdict on holding.
@@ -496,48 +501,48 @@ def _without_useless(
         return winner, hold
     if not contest.delivers(simpler) or _is_less(contest.data_of(simpler), contest.data_of(winner)):
         return winner, hold
-    found: list[TrainVerdict] = []
+    verdicts: list[TrainVerdict] = []
     if maths_part(simpler.config) != maths_part(winner.config):
-        found = check_training(final, race.baseline, [simpler], _check_s(final))
-        known = any(verdict.passed and winner.trial.number in verdict.trials for verdict in checks)
-        # A winner that is known to train is not given up for one that is not.
-        if any(verdict.passed is False or (known and not verdict.passed) for verdict in found):
+        verdicts = check_training(final, race.baseline, [simpler], _check_s(final))
+        is_winner_checked = any(verdict.passed and winner.trial.number in verdict.trials for verdict in checks)
+        # A winner that is known to train correctly is not given up for one that is not.
+        if any(verdict.passed is False or (is_winner_checked and not verdict.passed) for verdict in verdicts):
             return winner, hold
     if _needs_holding(simpler, winner, hold):
-        again = check_holding(final, simpler, HOLD_SHARE * limit_s)
-        if not again.passed:
+        simpler_hold = check_holding(final, simpler, HOLD_SHARE * limit_s)
+        if not simpler_hold.passed:
             return winner, hold
-        hold = again
-    # It has the winner's number, and comes before it.
-    checks[:0] = found
+        hold = simpler_hold
+    # The simpler configuration has the winner's trial number, so its verdicts come first.
+    checks[:0] = verdicts
     return simpler, hold
 
 
 def _is_less(data: DataVerdict | None, known: DataVerdict | None) -> bool:
-    """Whether a winner whose data were compared would be given up for one whose data were not."""
+    """Return whether a winner whose data were compared would be given up for one whose data were not."""
     return known is not None and bool(known.passed) and (data is None or not data.passed)
 
 
 def _needs_holding(simpler: Entrant, winner: Entrant, hold: HoldVerdict | None) -> bool:
-    """Return whether the winner with some knobs set back may take so much more memory that holding is to be checked."""
+    """Return whether the winner with some knobs set back may use so much more memory that holding must be checked."""
     changed = [n for n, v in winner.config.items() if n in KNOBS and KNOBS[n].memory and simpler.config.get(n) != v]
     if changed == [] or (
         changed == ["batch_size"] and int(simpler.config["batch_size"]) <= int(winner.config["batch_size"])
     ):
         return False
-    mine, theirs = peak_bytes(simpler.again), peak_bytes(winner.again)
-    if hold is None or hold.hold is None or mine is None or theirs is None:
+    simpler_bytes, winner_bytes = peak_bytes(simpler.again), peak_bytes(winner.again)
+    if hold is None or hold.hold is None or simpler_bytes is None or winner_bytes is None:
         return True
-    # In a long run it may take twice what it took more in its own launches.
-    more = 2 * max(0, mine - theirs) / hold.hold.capacity_bytes
-    return hold.hold.headroom - more < hold.headroom_wanted
+    # The extra memory of a long run may be twice that of its own launches.
+    extra = 2 * max(0, simpler_bytes - winner_bytes) / hold.hold.capacity_bytes
+    return hold.hold.headroom - extra < hold.headroom_wanted
 
 
 def race_winner(
     final: Final, complete: Sequence[Trial], baseline: Trial, noise: stats.LaunchNoise
 ) -> tuple[Race, Entrant]:
-    """Run only the race, with all that is left of the budget, and return it with its winner. For replays, which cannot
-    run the other checks.
+    """Run only the race, with all that is left of the budget; return the race and its winner. Used for replays, which
+    cannot run the other checks.
 
     Args:
         complete, noise: see `Contest.choose`.
@@ -552,13 +557,13 @@ def race_winner(
 
 
 def _winner(race: Race) -> tuple[Entrant, Entrant]:
-    """Return the winner and the fastest of the rounds so far."""
+    """Return the winner and the fastest entrant by the rounds so far."""
     compared = race.compared()
     return winner_among(race.final, compared, compared.contenders())
 
 
 def _winner_that_holds(contest: Contest) -> tuple[Entrant, Entrant, HoldVerdict | None]:
-    """Return the winner that holds, or the baseline; the fastest; and the last verdict on holding."""
+    """Return the winner that holds, or else the baseline; the fastest entrant; and the last verdict on holding."""
     race = contest.race
     launches = race.final.launches
     hold: HoldVerdict | None = None
@@ -566,13 +571,13 @@ def _winner_that_holds(contest: Contest) -> tuple[Entrant, Entrant, HoldVerdict 
         winner, leader = contest.winner()
         if winner is not race.baseline:
             limit_s = race.final.budget_s
-            # It ends when the memory has settled, so it seldom takes all the time that nothing else needs.
+            # The check ends when the memory has settled, so it rarely takes all of the spare time.
             unused_s = launches.budget.left_s - ceiling_s(race.final) - ABLATION_SHARE * limit_s
             hold = check_holding(race.final, winner, max(HOLD_SHARE * limit_s, unused_s))
             if hold.passed is not False:
                 return winner, leader, hold
             continue
-        # The baseline won, so there is no check of holding and no ablation: more rounds are a better use of their time.
+        # The baseline won, so holding and ablation are not needed: more rounds are a better use of their time.
         rounds = race.rounds
         race.run(launches.budget.left_s - ceiling_s(race.final))
         if race.rounds == rounds:
