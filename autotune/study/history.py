@@ -575,7 +575,13 @@ def adopt_heats(files: StudyFiles, history: History) -> None:
         def stored(attempt: int, plan: HeatPlan, number: int = number) -> TrialResult:
             nonlocal wall_s, began_s
             spec, result = read_launch(files.launch(f"heat-{number}-{attempt}"))
-            if result is None or result.status is TrialStatus.INTERRUPTED or spec is None or spec.heat != plan:
+            if (
+                result is None
+                or result.status is TrialStatus.INTERRUPTED
+                or spec is None
+                or spec.heat is None
+                or spec.heat.timeless != plan.timeless
+            ):
                 raise _UnfinishedError
             wall_s += result.wall_s
             began_s = min(began_s, math.inf if result.began_s is None else result.began_s)

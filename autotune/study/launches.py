@@ -473,11 +473,6 @@ class LaunchConditions:
         return (Place((self.device,), self.env, self.cores), *self.beside)
 
 
-def _timeless(plan: HeatPlan | None) -> HeatPlan | None:
-    """Return a plan without its allowed duration, which depends on the time that the search has left."""
-    return None if plan is None else plan.model_copy(update={"wall_s": None})
-
-
 class Launches:
     """Starts launches under the conditions of one study, and enters each in the study's tables.
 
@@ -672,7 +667,7 @@ class Launches:
             data: data to use instead of the study's.
             exchanges: see `TrialSpec`.
             attempts: maximum number of attempts.
-            limit_s: time limit over all attempts.
+            limit_s: time limit of each attempt.
         """
         earlier = self.finished(launch, config)
         if earlier is not None:
@@ -711,7 +706,8 @@ class Launches:
         spec, result = read_launch(self.files.launch(launch))
         if spec is None or result is None or result.status is not TrialStatus.COMPLETE:
             return None
-        return result if key(spec.config) == key(config) and _timeless(spec.heat) == _timeless(heat) else None
+        then, now = (None if plan is None else plan.timeless for plan in (spec.heat, heat))
+        return result if key(spec.config) == key(config) and then == now else None
 
     def _spec(self, kind: LaunchKind, launch: str, folder: str, config: Config) -> TrialSpec:
         c = self.conditions

@@ -291,6 +291,11 @@ class HeatPlan(Record):
     settled: float = 0.01
     least_per_s: float = Field(default=0.0, ge=0)
 
+    @property
+    def timeless(self) -> HeatPlan:
+        """The plan without its allowed duration, which depends on the time that the search has left."""
+        return self.model_copy(update={"wall_s": None})
+
 
 class TrialSpec(Record):
     """Everything a child process needs to know. Written to ``spec.json`` before it starts.

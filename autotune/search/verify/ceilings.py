@@ -120,7 +120,7 @@ def _with_cold(final: Final, found: Bottleneck, one: Entrant, left_s: float) -> 
         start = f"{found.sentence} Its data set keeps what it has made: in the first epoch it runs at about "
         sentence = f"{start}{rate_text(cold_per_s)} samples/s."
         return found.model_copy(update={"cold_per_s": (cold_per_s, cold_per_s, cold_per_s), "sentence": sentence})
-    if not reads_apart(final) or _cost_s(final, LaunchKind.MEASURE, one) > left_s:
+    if not reads_apart(final) or _cost_s(final, LaunchKind.MEASURE, one) > max(0.0, left_s):
         return found
     if data.store is not None:
         cold = data.model_copy(update={"store": data.store.model_copy(update={"cached": 0.0})})

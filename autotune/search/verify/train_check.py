@@ -413,12 +413,22 @@ def need_s(final: Final, baseline: Entrant, entrants: Sequence[Entrant]) -> floa
     return max((fixed_s + FEWEST_STEPS * step_s for fixed_s, step_s in costs), default=0.0)
 
 
-def is_told_by(final: Final, verdict: TrainVerdict, one: Entrant) -> bool:
-    """Return whether a verdict says how an entrant of a script trains, or why that was not checked. It says nothing of
-    the entrant if only the check of others was impossible."""
+def covers(final: Final, verdict: TrainVerdict, one: Entrant) -> bool:
+    """Return whether a verdict is on the way in which an entrant trains. A winner without one of its knobs has its
+    trial's number, and may compute in another way."""
     if one.trial.number not in verdict.trials:
         return False
-    return verdict.passed is not None or verdict.config == _as_checked(final, one.config)
+    checked = _at_users_batch(verdict.config, final.space.baseline)
+    # Without time to compile, the same is checked eagerly.
+    return any(checked == _at_users_batch(c, final.space.baseline) for c in (one.config, eager(one.config)))
+
+
+def is_told_by(final: Final, verdict: TrainVerdict, one: Entrant) -> bool:
+    """Return whether a verdict says how an entrant trains, or why that was not checked. It says nothing of an entrant
+    of a script if only the check of others was impossible."""
+    if not covers(final, verdict, one):
+        return False
+    return not final.by_command or verdict.passed is not None or verdict.config == _as_checked(final, one.config)
 
 
 def _paid(final: Final, groups: Sequence[_Group]) -> tuple[dict[str, int], set[str]]:

@@ -32,7 +32,7 @@ from autotune.search.verify.race import (
     peak_bytes,
     shared_rounds,
 )
-from autotune.search.verify.train_check import check_training, is_told_by, need_s, not_checked, train_alike
+from autotune.search.verify.train_check import check_training, covers, is_told_by, need_s, not_checked, train_alike
 from autotune.space import key, maths_part, simplicity
 from autotune.study.budget import LEAST_LAUNCHES
 
@@ -332,7 +332,9 @@ class Contest:
 
     def _trains(self, one: Entrant) -> bool:
         final = self.race.final
-        if any(verdict.passed is False and one.trial.number in verdict.trials for verdict in self.checks):
+        failed = next((v for v in self.checks if v.passed is False and covers(final, v, one)), None)
+        if failed is not None:
+            one.out = one.out or f"fast but wrong: {failed.reason}"
             return False
         if not self._knows_training(one):
             self._check([one, *(e for e in self._unchecked if e is not one and train_alike(final, one, e))])
@@ -343,12 +345,7 @@ class Contest:
 
     def _knows_training(self, one: Entrant) -> bool:
         """Return whether a verdict says how an entrant trains, or why that is unknown."""
-        final = self.race.final
-        # For a workload, entrants are checked before they race.
-        return any(
-            is_told_by(final, verdict, one) if final.by_command else one.trial.number in verdict.trials
-            for verdict in self.checks
-        )
+        return any(is_told_by(self.race.final, verdict, one) for verdict in self.checks)
 
     @property
     def _unchecked(self) -> list[Entrant]:
