@@ -386,7 +386,8 @@ def check_training(
         if verdict.passed is False:
             for entrant in group.entrants:
                 entrant.out = f"fast but wrong: {verdict.reason}"
-            final.observer.says(f"{_who(verdict)}: fast but wrong: {verdict.reason}")
+            titles = " and ".join(entrant.title for entrant in group.entrants)
+            final.observer.says(f"{titles}: fast but wrong: {verdict.reason}")
         elif verdict.passed is None:
             final.observer.says(_unchecked(verdict))
     return verdicts

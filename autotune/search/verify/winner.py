@@ -108,21 +108,28 @@ def tie_between(compared: Comparison, leader: Entrant, winner: Entrant) -> str |
     )
 
 
-def set_back_useless(race: Race, winner: Entrant, parts: Sequence[KnobPart]) -> Entrant:
+def set_back_useless(
+    race: Race, winner: Entrant, parts: Sequence[KnobPart], passes: Callable[[Entrant], bool] = lambda one: True
+) -> Entrant:
     """Return the winner with the knobs that were not shown to matter set back, if a measurement confirms this; else the
     winner itself.
 
     All of them are set back together. If there is no time for that, or if some of them matter in combination, they are
     set back one after the other, the least useful first.
+
+    Args:
+        passes: checks a simpler configuration that is as good; returns whether it may take the winner's place.
     """
     target = TARGETS[race.final.device]
     gains = {p.knob: p.gain for p in parts if p.gain is not None and p.gain[1] <= 1 and p.gain[0] <= 1 + target}
     useless = sorted(gains, key=lambda name: gains[name][0])
     simplest = _simpler(race, winner, useless)
-    if simplest is not None:
+    if simplest is not None and passes(simplest):
         return simplest
     for name in useless if len(useless) > 1 else []:
-        winner = _simpler(race, winner, [name]) or winner
+        simpler = _simpler(race, winner, [name])
+        if simpler is not None and passes(simpler):
+            winner = simpler
     return winner
 
 
@@ -491,28 +498,30 @@ def _without_useless(
     Returns:
         The winner, unless the simpler configuration passes the checks; the verdict on holding.
     """
-    race, checks = contest.race, contest.checks
+    race, checks, final_hold = contest.race, contest.checks, hold
     final, limit_s = race.final, race.final.budget_s
-    simpler = set_back_useless(race, winner, parts)
-    if simpler is winner:
-        return winner, hold
-    if not contest.delivers(simpler) or _is_less(contest.data_of(simpler), contest.data_of(winner)):
-        return winner, hold
-    verdicts: list[TrainVerdict] = []
-    if maths_part(simpler.config) != maths_part(winner.config):
-        verdicts = check_training(final, race.baseline, [simpler], _check_s(final))
-        is_winner_checked = any(verdict.passed and winner.trial.number in verdict.trials for verdict in checks)
-        # A winner that is known to train correctly is not given up for one that is not.
-        if any(verdict.passed is False or (is_winner_checked and not verdict.passed) for verdict in verdicts):
-            return winner, hold
-    if _needs_holding(simpler, winner, hold):
-        simpler_hold = check_holding(final, simpler, HOLD_SHARE * limit_s)
-        if not simpler_hold.passed:
-            return winner, hold
-        hold = simpler_hold
-    # The simpler configuration has the winner's trial number, so its verdicts come first.
-    checks[:0] = verdicts
-    return simpler, hold
+    # A winner that is known to train correctly is not given up for one that is not.
+    is_winner_checked = any(verdict.passed and winner.trial.number in verdict.trials for verdict in checks)
+
+    def passes(simpler: Entrant) -> bool:
+        nonlocal final_hold
+        if not contest.delivers(simpler) or _is_less(contest.data_of(simpler), contest.data_of(winner)):
+            return False
+        verdicts: list[TrainVerdict] = []
+        if maths_part(simpler.config) != maths_part(winner.config):
+            verdicts = check_training(final, race.baseline, [simpler], _check_s(final))
+            if any(verdict.passed is False or (is_winner_checked and not verdict.passed) for verdict in verdicts):
+                return False
+        if _needs_holding(simpler, winner, hold):
+            simpler_hold = check_holding(final, simpler, HOLD_SHARE * limit_s)
+            if not simpler_hold.passed:
+                return False
+            final_hold = simpler_hold
+        # The simpler configuration has the winner's trial number, so its verdicts come first.
+        checks[:0] = verdicts
+        return True
+
+    return set_back_useless(race, winner, parts, passes), final_hold
 
 
 def _is_less(data: DataVerdict | None, known: DataVerdict | None) -> bool:
