@@ -1,4 +1,4 @@
-"""``python -m autotune.child.check_workload FD``: import a workload, and report whether it is one.
+"""``python -m autotune.child.check_workload FD``: import a workload, and report whether it is valid.
 
 Reads a `WorkloadRef` as JSON from stdin, and writes ``{}`` or ``{"message", "advice", "detail", "exit_code"}`` as JSON
 to the file at descriptor FD. Calls none of the workload's functions, so nothing is built and no card is used.
@@ -16,12 +16,12 @@ from autotune.base.errors import AutotuneError, WorkloadError
 from autotune.base.records import WorkloadRef
 from autotune.workload.contract import args_of, load
 
-#: Of a long message or traceback, the end is reported.
+#: Of a long message or traceback, only this many last characters are reported.
 CHARS = 4000
 
 
 def check(ref: WorkloadRef) -> dict[str, Any]:
-    """Import a workload; return why it is none, as what the error consists of, or an empty dict."""
+    """Import a workload; return the parts of the error if it is not valid, else an empty dict."""
     try:
         args_of(load(ref), ref)
     except AutotuneError as error:

@@ -1,4 +1,4 @@
-"""What a failure was, from the exception or from the compiler's words."""
+"""Classifies a failure, from the exception or from the compiler's messages."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from autotune.training.step import step_plan
 
 # Tells a machine that cannot compile from a model that cannot be compiled, by the exceptions of torch.compile.
 #
-# Types are known where Inductor raises its own. Compilers report on stderr, and Inductor's helper processes pass on the
-# text of an exception only, so the rest is known by its text.
+# Inductor's own exceptions are recognized by their types. Compilers report on stderr, and Inductor's helper processes
+# pass on only the text of an exception, so the rest is recognized by its text.
 
 #: Packages whose exceptions are about compiling.
 _PACKAGES = ("torch._dynamo", "torch._inductor", "torch.fx", "triton")
 _FOLDERS = ("/torch/_dynamo/", "/torch/_inductor/", "/triton/")
 _STDLIB = sysconfig.get_path("stdlib")
-#: A folder with these errors stays unusable for the whole search.
+#: A folder that gives one of these errors stays unusable for the whole search.
 _UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 
 _TRITON = "install the version of Triton that belongs to this PyTorch."
@@ -54,13 +54,13 @@ _TEXTS = {
     "Could not create or locate cache dir": "set TRITON_CACHE_DIR to a folder that can be written.",
     "failed to map segment from shared object": "set TMPDIR to a file system without noexec.",
 }
-#: What compilers and linkers say of files that are not there, each with the file.
+#: What compilers and linkers say about missing files, each with the file.
 _ABSENT = re.compile(
     r"fatal error: '?(?P<header>[\w./+-]+)'?(?:: No such file or directory| file not found)"
     r"|cannot find -l(?P<library>[\w.+-]+)"
     r"|cannot execute ['\u2018](?P<program>cc1\w*)"
 )
-#: Triton builds C files of its own, which have nothing of the model in them.
+#: Triton builds C files of its own, which contain nothing of the model.
 _TRITONS_BUILD = re.compile(r"CalledProcessError: Command '\[.*\.c'")
 
 
@@ -73,7 +73,7 @@ class CannotCompile:
 
 
 def from_compiler(link: BaseException) -> bool:
-    """Return whether an exception is torch.compile's own, or raised in its code while it handled files."""
+    """Return whether an exception is torch.compile's own, or was raised in its code while it handled files."""
     return type(link).__module__.startswith(_PACKAGES) or (isinstance(link, OSError) and _raised_inside(link))
 
 
@@ -85,16 +85,16 @@ def cannot_compile(links: Sequence[BaseException], text_of: Callable[[BaseExcept
         text, name = text_of(link), type(link).__name__
         if name in _NO_TYPES and from_compiler(link):
             return CannotCompile(_line(text), _NO_TYPES[name])
-        known = next((phrase for phrase in _TEXTS if phrase in text), None)
-        if known is not None:
-            return CannotCompile(_line(text, known), _TEXTS[known])
+        message = next((phrase for phrase in _TEXTS if phrase in text), None)
+        if message is not None:
+            return CannotCompile(_line(text, message), _TEXTS[message])
         absent = _ABSENT.search(text)
         if absent is not None:
             return CannotCompile(_line(text, absent[0]), _advice(absent))
         if isinstance(link, OSError) and _raised_inside(link):
-            found = _unusable_file(link)
-            if found is not None:
-                return found
+            reason = _unusable_file(link)
+            if reason is not None:
+                return reason
         if _TRITONS_BUILD.search(f"{name}: {text}"):
             if host.python_header(os.environ) is None:
                 lack = host.no_python_header()
@@ -104,7 +104,7 @@ def cannot_compile(links: Sequence[BaseException], text_of: Callable[[BaseExcept
 
 
 def _unusable_file(error: OSError) -> CannotCompile | None:
-    # subprocess names the program that it could not start.
+    # `subprocess` gives the name of the program that it could not start.
     last = traceback.extract_tb(error.__traceback__)[-1].filename
     if error.errno == errno.ENOENT and last == os.path.join(_STDLIB, "subprocess.py"):
         return CannotCompile(f"the compiler {error.filename} cannot be started", "install it, or set CC and CXX.")
@@ -116,8 +116,8 @@ def _unusable_file(error: OSError) -> CannotCompile | None:
 def _raised_inside(error: BaseException) -> bool:
     """Return whether the last frame outside the standard library is the compiler's."""
     frames = [f.filename for f in traceback.extract_tb(error.__traceback__)]
-    own = [name for name in frames if not name.startswith((_STDLIB, "<")) or "-packages/" in name]
-    return bool(own) and any(folder in own[-1] for folder in _FOLDERS)
+    outside = [name for name in frames if not name.startswith((_STDLIB, "<")) or "-packages/" in name]
+    return bool(outside) and any(folder in outside[-1] for folder in _FOLDERS)
 
 
 def _advice(absent: re.Match[str]) -> str:
@@ -132,7 +132,7 @@ def _line(text: str, phrase: str = "") -> str:
     return next((line.strip() for line in text.splitlines() if phrase in line and line.strip()), text.strip())
 
 
-# Map an exception to a status with its cause: by type first, then by known C++ error messages. Never by guessing.
+# Maps an exception to a status with its cause: by type first, then by known C++ error messages. Never by guessing.
 #
 # torch.compile wraps an error several times and a loader worker wraps it once, so the whole exception chain is
 # examined.
@@ -183,7 +183,7 @@ class Verdict:
     """A status with a cause and advice for the user.
 
     Attributes:
-        cannot_compile: the compilation failed for a reason that is this machine's and not the model's.
+        cannot_compile: the compilation failed because of this machine, not because of the model.
         refuses: the knob whose value something in the training refuses.
     """
 
@@ -200,7 +200,7 @@ _OOM_TEXTS = (
     "CUDA error: out of memory",
     "CUDA driver error: out of memory",
     "Triton Error [CUDA]: out of memory",
-    # Of NCCL, in the last line of its error. Which of them, depends on what it asked CUDA for.
+    # From NCCL, in the last line of its error; which of them depends on what it asked CUDA for.
     "Cuda failure 'out of memory'",
     "Cuda failure 2 'out of memory'",
     "Failed to CUDA calloc",
@@ -208,7 +208,7 @@ _OOM_TEXTS = (
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
-    # Making a handle needs memory, and cuBLAS has no other word for the lack of it here.
+    # Creating a handle needs memory, and cuBLAS has no other way to report the lack of it here.
     "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate",
     "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasLtCreate",
     "CUDNN_STATUS_ALLOC_FAILED",
@@ -220,7 +220,7 @@ _OOM_TEXTS = (
 )
 #: oneDNN reports a failed allocation as a failed primitive. It means out-of-memory only when a memory limit is set.
 _OOM_TEXTS_UNDER_LIMIT = ("could not create a primitive", "could not execute a primitive", "can't start new thread")
-#: First words of errors of the driver and of NVIDIA's libraries, most of which have no type of their own.
+#: How errors of the driver and of NVIDIA's libraries begin, most of which have no type of their own.
 _CUDA_TEXTS = (
     "CUDA error: ",
     "CUDA driver error: ",
@@ -233,13 +233,13 @@ _BUS_TEXT = "is killed by signal: Bus error"
 #: If at least this much of /dev/shm, and at least half of it, is free after a worker's bus error, it was not full.
 AMPLE_BYTES = 2**30
 _WORKER_TEXTS = ("DataLoader worker (pid", "exited unexpectedly")
-#: The thread that pins memory ends by a batch that it cannot read, because the worker that made it is gone.
+#: The thread that pins memory ends when it cannot read a batch, because the worker that made it is gone.
 _WORKER_ALONE_TEXTS = ("is killed by signal", "Pin memory thread exited unexpectedly")
 #: Maximum length of a cause. Exception messages can contain printed tensors.
 CAUSE_CHARS = 500
-#: Of `termios` and `curses`, whose errors have no number.
+#: Messages of `termios` and `curses`, whose errors have no number.
 _TERMINAL_TEXTS = ("Inappropriate ioctl for device", "could not find terminal")
-#: Of a script's log, in which a program that it has started may say so.
+#: How much of the end of a script's log is searched for such a message from a program that it has started.
 _LOG_BYTES = 2**14
 _TOO_MANY_FILES = ("Too many open files", "received 0 items of ancdata")
 
@@ -249,12 +249,12 @@ def chain(error: BaseException) -> Iterator[BaseException]:
     todo: list[BaseException | None] = [error]
     seen: set[int] = set()
     while todo:
-        found = todo.pop()
-        if not isinstance(found, BaseException) or id(found) in seen:
+        link = todo.pop()
+        if not isinstance(link, BaseException) or id(link) in seen:
             continue
-        seen.add(id(found))
-        yield found
-        todo += [getattr(found, "inner_exception", None), found.__cause__, found.__context__]
+        seen.add(id(link))
+        yield link
+        todo += [getattr(link, "inner_exception", None), link.__cause__, link.__context__]
 
 
 def classify(error: BaseException, spec: TrialSpec, phase: Phase | None) -> Verdict:
@@ -278,8 +278,8 @@ def classify(error: BaseException, spec: TrialSpec, phase: Phase | None) -> Verd
             return _shm_exhausted(_first_line(link))
         if _is_oom(link, text, spec):
             more = "" if spec.memory_limit_bytes is None else ", or raise --memory-limit"
-            # The compiler of older versions of PyTorch names the error that it wraps in its second line, and NCCL what
-            # it lacked in its last.
+            # The compiler of older versions of PyTorch names the error that it wraps in the second line, and NCCL names
+            # what it lacked in the last line.
             lines = [*map(_first_line, links), *map(_short, text.splitlines())]
             cause = next((line for line in lines if _is_oom(RuntimeError(line), line, spec)), None)
             what_to_do = f"use a smaller batch or a lower precision{more}."
@@ -289,7 +289,8 @@ def classify(error: BaseException, spec: TrialSpec, phase: Phase | None) -> Verd
             return _dead_worker(link)
     for link in links:
         if isinstance(link, OSError) and link.errno in (errno.ENOSPC, errno.EDQUOT):
-            # Not the configuration's fault. Checked before the compiler, which can hit a full disk too.
+            # Not the configuration's fault. Checked before the compiler's errors, because a full disk can stop it as
+            # well.
             return Verdict(TrialStatus.CRASHED, f"the disk is full: {_first_line(link)}", "free some space.")
     machine = cannot_compile(links, _text)
     if machine is not None:
@@ -326,14 +327,15 @@ def _killed(error: ScriptKilled) -> Verdict:
 
 def _is_cuda_error(link: BaseException) -> bool:
     """Return whether the driver or one of its libraries reported an error."""
-    known = getattr(torch, "AcceleratorError", None)  # since PyTorch 2.8, and not for every error
-    return (known is not None and isinstance(link, known)) or (
+    accelerator_error = getattr(torch, "AcceleratorError", None)  # since PyTorch 2.8, and not for every error
+    return (accelerator_error is not None and isinstance(link, accelerator_error)) or (
         isinstance(link, RuntimeError) and _own_text(link).startswith(_CUDA_TEXTS)
     )
 
 
 def _own_text(link: BaseException) -> str:
-    """Return an exception's message; of one that the thread that pins memory passed on, that of the original."""
+    """Return an exception's message; for one passed on by the thread that pins memory, that of the original
+    exception."""
     text = _text(link)
     if not text.startswith("Caught ") or "pin memory thread" not in text:
         return text
@@ -397,19 +399,20 @@ def _has_no_processes(link: BaseException) -> bool:
 
 
 def _needs_terminal(link: BaseException) -> bool:
-    """Return whether a script has asked for what somebody is to type, or for the terminal itself."""
+    """Return whether a script has asked for keyboard input, or for the terminal itself."""
     if isinstance(link, EOFError):
-        # Others raise it for files that end early, and `getpass` without a word.
+        # Others raise it for files that end early, and `getpass` raises it without a message.
         asker = next((file for file, _ in reversed(_frames(link))), "")
         return _text(link) == "EOF when reading a line" or asker.endswith("getpass.py")
     return getattr(link, "filename", None) == "/dev/tty" or any(text in _text(link) for text in _TERMINAL_TEXTS)
 
 
 def _asked_for_terminal(spec: TrialSpec) -> bool:
-    """Return whether a program that a script has started, such as ``stty``, has missed the terminal."""
+    """Return whether a program that a script has started, such as ``stty``, has complained that there is no
+    terminal."""
     with contextlib.suppress(OSError):
         log = read_regular(LaunchFiles(Path(spec.folder)).stderr, _LOG_BYTES, tail=True).decode(errors="replace")
-        # Before the traceback that ends the log: what the script itself has said since then is no cause.
+        # Look before the traceback that ends the log: what the script itself has written since is not the cause.
         return any(text in log.rpartition("Traceback (most recent call last):")[0] for text in _TERMINAL_TEXTS)
     return False
 
@@ -434,7 +437,7 @@ def _is_shm(link: BaseException, text: str) -> bool:
 def _is_dead_worker(link: BaseException, text: str) -> bool:
     if isinstance(link, RuntimeError):
         return all(t in text for t in _WORKER_TEXTS) or any(t in text for t in _WORKER_ALONE_TEXTS)
-    # When a worker is killed, the queue's socket often breaks before PyTorch notices the death.
+    # When a worker is killed, the queue's socket often breaks before PyTorch notices its death.
     if isinstance(link, ConnectionResetError | EOFError | BrokenPipeError):
         files = [file for file, _ in _frames(link)]
         return any(f.endswith("torch/utils/data/dataloader.py") or "torch/multiprocessing" in f for f in files)
@@ -442,24 +445,26 @@ def _is_dead_worker(link: BaseException, text: str) -> bool:
 
 
 def _frames(error: BaseException) -> list[tuple[str, int | None]]:
-    """Return file and line of each frame that an exception passed, the innermost last; in a script's own process, if it
-    was raised there."""
-    told = getattr(error, FRAMES, None)
-    if told is not None:
-        return [(file, line) for file, line in told]
+    """Return the file and line of each frame that an exception passed through, the innermost last; if it was raised in
+    a script's own process, of the frames there."""
+    frames = getattr(error, FRAMES, None)
+    if frames is not None:
+        return [(file, line) for file, line in frames]
     return [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
 
 
 def _layer(error: BaseException) -> str | None:
-    """Return the class of the innermost module that an exception passed; ``None`` if it passed none."""
+    """Return the class name of the innermost module that an exception passed through; ``None`` if there is none."""
     if hasattr(error, FRAMES):
         return getattr(error, "layer", None)
-    held = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return next((type(one).__name__ for one in reversed(held) if isinstance(one, torch.nn.Module)), None)
+    receivers = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return next(
+        (type(receiver).__name__ for receiver in reversed(receivers) if isinstance(receiver, torch.nn.Module)), None
+    )
 
 
 def _text(error: BaseException) -> str:
-    """Return an exception's message, whatever its class makes of it."""
+    """Return an exception's message, even if its class fails to produce one."""
     try:
         return str(error)
     except Exception as broken:
@@ -485,10 +490,10 @@ def _short(line: str) -> str:
 def _place(error: BaseException, spec: TrialSpec) -> str:
     """Return where in the user's own file the error was raised, as `` (file.py:12)``."""
     if spec.command is None:
-        own = {spec.workload.path}
+        files = {spec.workload.path}
     else:
-        own = {os.path.join(spec.command.folder, word) for word in spec.command.words if word.endswith(".py")}
+        files = {os.path.join(spec.command.folder, word) for word in spec.command.words if word.endswith(".py")}
     for file, line in reversed(_frames(error)):
-        if file in own:
+        if file in files:
             return f" ({file.rsplit('/', 1)[-1]}:{line})"
     return ""

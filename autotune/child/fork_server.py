@@ -49,7 +49,7 @@ REAP_S = 20.0
 #: Grace period for processes that clean up after the others, such as multiprocessing's resource tracker.
 TIDY_S = 2.0
 _MESSAGE_BYTES = 65536
-#: Tells a spawned leader the folder for its processes' sockets.
+#: Variable that gives a spawned leader the folder for its processes' sockets.
 _SOCKETS = "AUTOTUNE_SOCKETS"
 
 
@@ -78,12 +78,12 @@ def serve(connection: socket.socket) -> int:
         if "launch" not in message:
             continue  # a signal for a leader that ended just before
         # Each worker would make a folder of its own for its sockets, and leave it there when it is killed.
-        with temporary.launch_folder() as made:
-            own = None if made is None else str(made)
-            # Looked at for each launch: an agent may start its thread some time after the import.
+        with temporary.launch_folder() as folder:
+            sockets = None if folder is None else str(folder)
+            # Checked for each launch: an agent may start its thread some time after the import.
             others = system.other_threads()
             try:
-                pid = _spawn(message["launch"], descriptors, own) if others else os.fork()
+                pid = _spawn(message["launch"], descriptors, sockets) if others else os.fork()
             except OSError as error:
                 for descriptor in descriptors:
                     os.close(descriptor)
@@ -91,7 +91,7 @@ def serve(connection: socket.socket) -> int:
                 continue
             if pid == 0:
                 connection.close()
-                _child(Path(message["launch"]), descriptors, own)
+                _child(Path(message["launch"]), descriptors, sockets)
             for descriptor in descriptors:
                 os.close(descriptor)
             _send(connection, {"pid": pid, "threads": others, "import_s": import_s} if others else {"pid": pid})
@@ -113,7 +113,7 @@ def _spawn(spec: str, descriptors: list[int], sockets: str | None) -> int:
     command = [sys.executable, "-P", "-m", "autotune.child", spec, *map(str, descriptors)]
     env = {**os.environ, _SOCKETS: sockets or ""}
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=descriptors, env=env)
-    process.returncode = 0  # or subprocess would look for it, and warn that it still runs
+    process.returncode = 0  # otherwise subprocess would check on it, and warn that it is still running
     return process.pid
 
 
@@ -154,10 +154,10 @@ def _attend(connection: socket.socket, pid: int) -> bool:
 def _end_descendants() -> tuple[int, list[int]]:
     """Kill and reap until no child is left; return how many outlived their leader, and the pids that still do."""
     began = time.monotonic()
-    seen: set[int] = set()
+    pids: set[int] = set()
     while True:
         children = system.children_of(os.getpid())
-        seen.update(children)
+        pids.update(children)
         # Killing these with the rest would leak the other processes' files in /dev/shm.
         spared = [c for c in children if system.tidies_up(c)] if time.monotonic() < began + TIDY_S else []
         for child in children:
@@ -170,9 +170,9 @@ def _end_descendants() -> tuple[int, list[int]]:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         except ChildProcessError:
-            return len(seen), []
+            return len(pids), []
         if time.monotonic() > began + REAP_S:
-            return len(seen), system.children_of(os.getpid())
+            return len(pids), system.children_of(os.getpid())
         time.sleep(0.005)
 
 
@@ -180,7 +180,7 @@ def _child(spec: Path, descriptors: list[int], sockets: str | None, *, spawned: 
     """Become the leader of a launch, with its own session, streams, random state and the user's environment."""
     os.setsid()
     if sockets is not None:
-        # multiprocessing's own name for it; processes pass it on to their children.
+        # This is multiprocessing's own key for it; processes pass it on to their children.
         multiprocessing.current_process()._config["tempdir"] = sockets  # type: ignore[attr-defined]
     system.die_with_parent()
     stdout, stderr, beats = descriptors

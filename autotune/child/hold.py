@@ -1,4 +1,4 @@
-"""Whether a training's memory holds."""
+"""Checks whether a training stays within its memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from autotune.training.step import Step, at_once, autocast, build, data_of, move
 from autotune.workload import contract
 from autotune.workload.contract import Context, Workload, innermost
 
-# The sample of a data set that takes the most memory: named by the workload, or looked for.
+# The sample of a data set that takes the most memory: named by the workload, or searched for.
 
 #: Limits of the search for it.
 LOOK_SAMPLES = 256
@@ -42,9 +42,9 @@ def largest_sample(workload: Workload, ctx: Context, dataset: Dataset[Any], cloc
     The workload names the sample, or samples spread over the data set are compared.
     """
     dataset = innermost(dataset)
-    known = contract.optional(workload, "largest_sample")
-    if known is not None:
-        sample = known(ctx, dataset)
+    named = contract.optional(workload, "largest_sample")
+    if named is not None:
+        sample = named(ctx, dataset)
         return sample, _size_bytes(sample)
     if not getattr(workload, "VARYING_SHAPES", False):
         return None, None
@@ -59,7 +59,7 @@ def largest_sample(workload: Workload, ctx: Context, dataset: Dataset[Any], cloc
 
 
 def _spread(dataset: Dataset[Any]) -> Iterator[Any]:
-    """Yield up to some more than `LOOK_SAMPLES` samples, from all over a data set if it can be indexed."""
+    """Yield up to `LOOK_SAMPLES` samples or somewhat more, spread over the data set if it can be indexed."""
     if isinstance(dataset, IterableDataset):
         yield from itertools.islice(dataset, LOOK_SAMPLES)
         return
@@ -84,8 +84,8 @@ def _size_bytes(part: Any) -> int:
     return 8 if isinstance(part, int | float) else 0
 
 
-# Checks that a configuration holds: train until memory has settled, then run what a real training meets eventually: an
-# evaluation pass and the largest sample.
+# Checks that a configuration holds: trains until memory has settled, then runs what a real training meets eventually:
+# an evaluation pass and the largest sample.
 #
 # Running out of memory at any point raises, as in any launch.
 
@@ -113,7 +113,7 @@ def hold(spec: TrialSpec, beats: Beats, clock: Clock) -> Hold:
     plan = spec.hold
     if plan is None:
         raise AutotuneError(f"{spec.launch} is to look at memory and is not told how")
-    begun = clock.now()
+    launched = clock.now()
     launch = Launch(spec, beats)
     workload, ctx = launch.workload, launch.ctx
     dataset, collate = data = data_of(workload, ctx)
@@ -130,9 +130,9 @@ def hold(spec: TrialSpec, beats: Beats, clock: Clock) -> Hold:
     seconds = clock.now() - began
     epoch = length_of(loader)
     sustained = run.sustain(batches, plan.sustain_s, epoch) if launch.device.type == "cuda" else Sustained()
-    # Of a model that is sharded, no rank can evaluate while the others train.
-    apart = spec.ranks == 1 or contract.optional(workload, "parallel") is None
-    evaluated = _evaluate(run, workload, at_once(ctx, spec.config), batches) if apart else None
+    # With a sharded model, no rank can evaluate while the others train.
+    evaluates = spec.ranks == 1 or contract.optional(workload, "parallel") is None
+    evaluated = _evaluate(run, workload, at_once(ctx, spec.config), batches) if evaluates else None
     sample, largest_bytes = largest_sample(workload, ctx, dataset, clock)
     if largest_bytes is not None:
         batch = collate([sample] * ctx.batch_size)
@@ -143,10 +143,10 @@ def hold(spec: TrialSpec, beats: Beats, clock: Clock) -> Hold:
     for _ in range(LAST_STEPS):
         run.step(next(batches))
     peak_bytes = run.peak_bytes
-    # Last, because what a model keeps from inference mode cannot be trained with.
-    # It must not cost the launch, whose time is limited.
+    # Timed last, because what a model keeps from inference mode cannot be used in training. It must not cost the
+    # launch, whose time is limited.
     limit_s = math.inf if spec.limits.total_s is None else TIMING_PART * spec.limits.total_s
-    ends = min(clock.now() + EVALUATION_S, begun + limit_s)
+    ends = min(clock.now() + EVALUATION_S, launched + limit_s)
     timed: dict[str, float] = {}
     if evaluated is not None:
         timed = _time_evaluation(run, workload, at_once(ctx, spec.config), evaluated, next(batches), ends)
@@ -211,8 +211,8 @@ class HoldRun:
     def sustain(self, batches: Iterator[Any], seconds: float, epoch_batches: int | None) -> Sustained:
         """CUDA: train for some time as a plain loop does, and return the rate.
 
-        Each step is waited for when the next one is in the queue, so that the device always has work. Its end is waited
-        for, not its loss: a copy to the host would queue behind the next step.
+        Each step is waited for once the next one is queued, so that the device always has work. The wait is for its
+        end, not its loss: a copy to the host would queue behind the next step.
         """
         began = self.clock.now()
         ends: list[StepEnd] = []
@@ -231,7 +231,7 @@ class HoldRun:
                 self.steps += 1
                 self.beats.step(self.steps)
             before = event
-        # While the card works: as soon as it is idle, its clocks are others.
+        # Read while the card works: its clocks change as soon as it is idle.
         clock_mhz = self.card.sm_clock_mhz() if self.card else None
         for loss in losses:
             checked(loss)
@@ -288,7 +288,7 @@ class HoldRun:
 
 def _evaluate(run: HoldRun, workload: Workload, ctx: Context, batches: Iterator[Any]) -> str:
     """Evaluate some batches and return how, as in `Hold.evaluated`. The model is left in training mode."""
-    own = contract.optional(workload, "evaluate")
+    evaluation = contract.optional(workload, "evaluate")
     model = run.training_step.model
 
     def loss(m: nn.Module, batch: Any) -> torch.Tensor:
@@ -300,8 +300,8 @@ def _evaluate(run: HoldRun, workload: Workload, ctx: Context, batches: Iterator[
 
     try:
         model.eval()
-        if own is not None:
-            go(lambda m, batch: own(ctx, m, batch))
+        if evaluation is not None:
+            go(lambda m, batch: evaluation(ctx, m, batch))
             return "evaluate"
         try:
             go(loss)
@@ -322,12 +322,12 @@ def _time_evaluation(
 ) -> dict[str, float]:
     """Return the rates of computing an evaluation, in samples/s: "no_grad", and "inference" if that works.
 
-    The two take turns on one batch, in case the machine is drifting. Fetching batches is not in it.
+    The two take turns on one batch, in case the machine is drifting. Fetching batches is not included.
 
     Args:
         ends: `clock` reading after which no turn begins.
     """
-    own = contract.optional(workload, "evaluate") if evaluated == "evaluate" else None
+    evaluation = contract.optional(workload, "evaluate") if evaluated == "evaluate" else None
     model, samples = run.training_step.model, samples_in(workload, run.launch.ctx, batch)
     modes: dict[str, Callable[[], AbstractContextManager[Any]]] = {"no_grad": torch.no_grad}
     if not compiles(run.spec.config):
@@ -335,7 +335,7 @@ def _time_evaluation(
         modes["inference"] = torch.inference_mode
 
     def compute(m: nn.Module, part: Any) -> object:
-        return workload.loss(ctx, m, part) if own is None else own(ctx, m, part)
+        return workload.loss(ctx, m, part) if evaluation is None else evaluation(ctx, m, part)
 
     seconds: dict[str, list[float]] = {name: [] for name in modes}
     model.train(evaluated == "train")
@@ -347,7 +347,8 @@ def _time_evaluation(
             try:
                 run.forward(compute, batch, first=number == 0, without=modes[name])
             except Exception:
-                # That an evaluation works has been shown above. Some models do not take inference mode, which is told.
+                # The evaluation itself has been shown to work above. Some models do not support inference mode, which
+                # is logged.
                 if name == "no_grad":
                     raise
                 traceback.print_exc()

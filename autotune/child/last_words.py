@@ -1,4 +1,4 @@
-"""The exception that ended a script, from the traceback that it printed: where its own process could not tell of it."""
+"""The exception that ended a script, from the traceback that it printed, where its own process could not report it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ _BEGINS = "Traceback (most recent call last):"
 _FRAME = re.compile(r'  File "(.+)", line (\d+)')
 #: The line of the exception itself.
 _ENDS = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?")
-#: Lines that a framework may print after a traceback. More of them, and the script went on after it.
+#: How many lines a framework may print after a traceback. If there are more, the script went on after it.
 _AFTER = 3
-#: Characters of a last line that are told.
+#: How many characters of a last line are shown.
 _LONGEST = 200
 
 
 def last_words(log: str) -> list[list[Any]] | None:
     """Return the exception that the last traceback in a log ends with, as a chain (see `autotune_agent.watching`).
 
-    It is told only if the log ends with it, but for a few lines: programs that catch all their exceptions print them,
-    and end. Of what caused it nothing is told.
+    ``None`` unless the log ends with it, except for a few lines: programs that catch all their exceptions print them,
+    and end. What caused it is not included.
     """
-    _, found, text = log.rpartition(_BEGINS)
-    if not found:
+    _, marker, text = log.rpartition(_BEGINS)
+    if not marker:
         return None
     frames: list[list[Any]] = []
     lines = text.lstrip("\n").splitlines()
@@ -43,10 +43,10 @@ def last_words(log: str) -> list[list[Any]] | None:
 
 
 def last_line(log: str) -> str | None:
-    """Return the last line of a log that says something, cut to `_LONGEST`; ``None`` if there is none.
+    """Return the last line of a log that has words in it, cut to `_LONGEST`; ``None`` if there is none.
 
-    Parsers of options, launchers and Python itself say why they end in one line, without a traceback.
+    Option parsers, launchers and Python itself give the reason for ending in one line, without a traceback.
     """
     lines = (" ".join(line.split()) for line in reversed(log.splitlines()))
-    said = next((line for line in lines if any(c.isalpha() for c in line) and not line.startswith("autotune: ")), None)
-    return said if said is None or len(said) <= _LONGEST else said[:_LONGEST] + " …"
+    last = next((line for line in lines if any(c.isalpha() for c in line) and not line.startswith("autotune: ")), None)
+    return last if last is None or len(last) <= _LONGEST else last[:_LONGEST] + " …"

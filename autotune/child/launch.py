@@ -1,4 +1,4 @@
-"""What all kinds of launch share: the workload and the device, its memory, and how it goes."""
+"""What all kinds of launch share: the workload, the device and its memory, and progress reports."""
 
 from __future__ import annotations
 
@@ -201,11 +201,11 @@ class Launch:
     """A launch with its workload loaded. Nothing is on the device yet, and no worker has started.
 
     Args:
-        applied: what is applied to the process before; ``None``: the spec's configuration.
+        applied: the configuration applied to the process beforehand; ``None``: the spec's configuration.
 
     Attributes:
         ctx: the context passed to the workload's functions.
-        order: of the samples, for all loaders of the launch.
+        order: the order of the samples, for all loaders of the launch.
         memory: available after `wake`.
 
     Raises:
@@ -221,8 +221,8 @@ class Launch:
         beats.enter(Phase.LOAD)
         self.device = _device(spec)
         if self.device.index:
-            # The thread that pins memory begins with the loader's workers, on the card that is current then. On the
-            # first one, a rank of another would open a second context.
+            # The thread that pins memory starts together with the loader's workers, on the card that is current then.
+            # If that were the first card, a rank on another card would open a second context.
             torch.cuda.set_device(self.device)
         self.workload = contract.load(spec.workload)
         self.ctx = _context(spec, self.workload, self.device)
@@ -255,7 +255,8 @@ class Launch:
         self.beats.enter(Phase.BUILD)
         limit_bytes = self.spec.memory_limit_bytes
         if limit_bytes is not None and self.spec.heat is not None and self.device.type == "cpu":
-            # What one entrant has freed, the C library and oneDNN keep; alone, the next one would not have it.
+            # The C library and oneDNN keep what one entrant has freed; on its own, the next entrant would not have
+            # that.
             limit_bytes *= HEAT_ROOM
         self.memory = DeviceMemory(self.device, limit_bytes)
         self.memory.enforce()
@@ -265,8 +266,8 @@ class Launch:
 def order_seed(spec: TrialSpec) -> int:
     """Return the seed of a launch's own random numbers, from 0 to 2**63 - 1. It follows from the study's seed and the
     launch's name."""
-    own = f"/{spec.rank}" if spec.rank else ""
-    digest = hashlib.blake2b(f"{spec.seed}/{spec.launch}{own}".encode(), digest_size=8).digest()
+    suffix = f"/{spec.rank}" if spec.rank else ""
+    digest = hashlib.blake2b(f"{spec.seed}/{spec.launch}{suffix}".encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1
 
 
@@ -283,15 +284,15 @@ def _device(spec: TrialSpec) -> torch.device:
             f"torch {torch.__version__} cannot use {name}",
             advice=_trouble() or "see what `autotune doctor` says of the GPU; --device cpu leaves it alone.",
         )
-    alone = "CUDA_VISIBLE_DEVICES" in spec.env
-    index = spec.rank if alone or ":" not in name else int(name.rsplit(":", 1)[1])
+    renumbered = "CUDA_VISIBLE_DEVICES" in spec.env
+    index = spec.rank if renumbered or ":" not in name else int(name.rsplit(":", 1)[1])
     if index >= torch.cuda.device_count():
         raise MachineError(f"there is no cuda:{index}: torch sees {torch.cuda.device_count()} device(s)")
     return torch.device("cuda", index)
 
 
 def _trouble() -> str | None:
-    """Return why torch cannot use the driver, and what to do, as far as their versions tell."""
+    """Return why torch cannot use the driver, and what to do, as far as their versions show."""
     cards = gpus()
     if isinstance(cards, NvmlUnavailable) or not cards:
         return None

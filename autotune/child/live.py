@@ -55,27 +55,27 @@ from autotune.stats.racing import PRIORS, Contender, Rounds
 
 # Which configurations are compared while a training goes on.
 
-#: What may be lost by one thing, as a fraction of the time that the training is expected to take. A compilation, during
-#: which nothing trains, is the one that loses much at once.
+#: How much a single change may cost, as a fraction of the expected training time. Compilation, during which nothing
+#: trains, is the one that costs much at once.
 LOSS = 0.01
-#: What is not faster by this is not worth a change.
+#: A change that gains less than this is not worth making.
 LEAST_GAIN = 1.01
-#: What is slower by itself by more than this is not tried beside something faster.
+#: A change whose own ratio is below this is not tried together with a faster one.
 HOPELESS = 0.8
-#: Changes that are faster by themselves, of which combinations of the best are tried, and of those that are not.
+#: How many of the changes that are faster by themselves are combined, and how many of those that are not.
 MOST = 3
-#: Numbers of workers that are tried, and memory of the host that one is expected to need at most.
+#: How many numbers of workers are tried, and the most host memory that one worker is expected to need.
 MOST_WORKERS, WORKER_BYTES = 4, 2**28
 
 
 def changes(space: Space, own: Config, device: str, spec: LiveSpec) -> tuple[list[dict[str, Value]], list[str]]:
-    """Return a configuration with one other value of each knob that it can be switched to between two steps, and in
-    words what is left out, with the reason.
+    """Return the configurations that change one knob and can be switched to between two steps, and a description of
+    each change that is left out, with the reason.
 
     Args:
-        device: ``cpu``, or that of a card.
+        device: ``cpu``, or the name of a card.
     """
-    found: list[dict[str, Value]] = []
+    changed: list[dict[str, Value]] = []
     left_out: list[str] = []
     affordable_s = LOSS * spec.expect_s
     for name, value in own.items():
@@ -87,99 +87,100 @@ def changes(space: Space, own: Config, device: str, spec: LiveSpec) -> tuple[lis
             if other == value or space.why_apart(own, config) is not None:
                 continue
             if device != "cpu" and other == "foreach":
-                # Its lists of temporaries are as large as the model, and a step of an optimizer is not repeated.
+                # Its temporaries are as large as the model, and an optimizer step that fails cannot be repeated.
                 left_out.append(f"{knob.phrase(other)}: it needs more memory")
                 continue
-            # Where the model is compiled, by whomever, it is compiled again for another layout, number format or number
-            # of threads.
+            # A compiled model, whoever compiles it, is compiled again for another layout, number format or number of
+            # threads.
             mode = mode_of(config) if knob.scope is not Scope.OPTIMIZER else "off"
             if knob.changes_maths and name not in spec.allow:
                 left_out.append(f"{knob.phrase(other)}: it changes the maths (`--allow {name}`)")
             elif mode != "off" and GUESS_S[mode] > affordable_s:
-                # For as long as that, nothing would train.
+                # Nothing would train for that long.
                 left_out.append(
                     f"{knob.phrase(other)}: it may take {GUESS_S[mode]:.0f} s, in which nothing trains "
                     f"(`--expect {GUESS_S[mode] / LOSS / 3600:.1f}h` or longer allows that)"
                 )
             else:
-                found.append(config)
-    return found, left_out
+                changed.append(config)
+    return changed, left_out
 
 
 def together(
     space: Space, own: Config, better: Sequence[Config], others: Sequence[Config] = ()
 ) -> list[dict[str, Value]]:
-    """Return the best changes of a configuration, the fastest first, each by itself and together with those before it;
-    and the fastest together with changes that gave nothing by themselves: channels_last may do so only under bf16.
+    """Return the best changes of a configuration, the fastest first, each by itself and combined with those before it;
+    and the fastest combined with changes that gained nothing by themselves: channels_last may help only under bf16.
 
     Args:
-        better: the configuration with one change each that is faster, the fastest first. others: with one that is not,
-            and not much slower.
+        better: configurations with one change that makes them faster, the fastest first. others: those with one change
+            that makes them neither faster nor much slower.
     """
-    found: dict[str, dict[str, Value]] = {}
+    configs: dict[str, dict[str, Value]] = {}
     added = dict(own)
     for config in better[:MOST]:
-        found.setdefault(key(config), dict(config))
+        configs.setdefault(key(config), dict(config))
         more = _with_change(space, own, config, added)
         if more is not None:
             added = more
-            found.setdefault(key(more), more)
+            configs.setdefault(key(more), more)
     for config in others[:MOST] if better else ():
         more = _with_change(space, own, config, better[0])
         if more is not None:
-            found.setdefault(key(more), more)
-    return list(found.values())
+            configs.setdefault(key(more), more)
+    return list(configs.values())
 
 
 def _with_change(space: Space, own: Config, config: Config, other: Config) -> dict[str, Value] | None:
-    """Return another configuration with the change that a configuration is, too; ``None`` if that cannot be, or the
-    other has changed the same knob already."""
+    """Return `other` with the change that `config` makes to `own` as well; ``None`` if that is not allowed, or `other`
+    has already changed the same knob."""
     changed = {n: v for n, v in config.items() if own.get(n) != v}
     if any(other.get(n) != own.get(n) for n in changed):
         return None
-    more = canonical({**other, **changed})
-    return more if space.refusal(more) is None and space.why_apart(own, more) is None else None
+    merged = canonical({**other, **changed})
+    return merged if space.refusal(merged) is None and space.why_apart(own, merged) is None else None
 
 
 def other_workers(space: Space, waits: float, host: Host) -> list[dict[str, Value]]:
-    """Return the script's own configuration with other numbers of workers, around what keeps the device busy.
+    """Return the script's own configuration with other numbers of workers, around the number that keeps the device
+    busy.
 
     Args:
-        waits: fraction of the time in which the script waits for its loader.
+        waits: fraction of the time that the script spends waiting for its loader.
     """
     own = space.baseline
-    now = workers_of(own)
-    # Without workers, the loader works while the device waits, and else the whole time.
-    needed = max(1.0, (now or waits) / max(1.0 - waits, 0.01))
+    workers = workers_of(own)
+    # Without workers, the loader works only while the device waits; with workers, all the time.
+    needed = max(1.0, (workers or waits) / max(1.0 - waits, 0.01))
     affordable = int(host.available_bytes / 2 // WORKER_BYTES)
-    counts = [int(n) for n in space.legal(WORKERS) if 0 < int(n) <= affordable and n != now]
+    counts = [int(n) for n in space.legal(WORKERS) if 0 < int(n) <= affordable and n != workers]
     counts.sort(key=lambda n: abs(math.log(n / needed)))
     others = [space.completed({**own, WORKERS: n}) for n in sorted(counts[:MOST_WORKERS])]
     return [config for config in others if space.refusal(config) is None]
 
 
 def surest_workers(heat: Heat) -> HeatEntrant | None:
-    """Return the fastest of those that are surely faster than the reference and have fewer workers than any that have
-    failed: what fails in one worker may fail in another, later."""
+    """Return the fastest entrant that is surely faster than the reference and has fewer workers than any that failed:
+    what fails in one worker may fail in another, later."""
     failed = [workers_of(e.config) for e in heat.entrants[1:] if e.status is TrialStatus.CRASHED]
     return surest(heat, [e for e in heat.entrants[1:] if not failed or workers_of(e.config) < min(failed)])
 
 
 def surest(heat: Heat, among: Sequence[HeatEntrant] | None = None) -> HeatEntrant | None:
-    """Return the fastest of those that are surely faster than the reference.
+    """Return the fastest entrant that is surely faster than the reference.
 
     Args:
-        among: ``None`` for all.
+        among: the entrants to choose from; ``None`` for all.
     """
-    sure = [
+    faster = [
         e
         for e in (heat.entrants[1:] if among is None else among)
         if e.ratio and e.ratio_ci95 and e.ratio > LEAST_GAIN and e.ratio_ci95[0] > 1
     ]
-    return max(sure, key=lambda e: e.ratio or 0.0, default=None)
+    return max(faster, key=lambda e: e.ratio or 0.0, default=None)
 
 
-# What tuning a training while it goes on has shown, as a profile and as a report.
+# The result of tuning a training while it runs, as a profile and as a report.
 
 
 @dataclass(frozen=True)
@@ -187,8 +188,8 @@ class Raced:
     """One race.
 
     Attributes:
-        title: what was compared. waits: fraction of the time in which the script waited for its loader, by entrant.
-        whole: that time counts.
+        title: what was compared. waits: fraction of the time that the script waited for its loader, by entrant. whole:
+            that wait counts towards the rate.
     """
 
     title: str
@@ -199,16 +200,16 @@ class Raced:
 
 @dataclass(frozen=True)
 class Found:
-    """What tuning has shown.
+    """The result of tuning.
 
     Attributes:
-        config: that stays in force. ratio: ``(ratio, low, high)`` of its rate to the script's own, as the last race
-            shows; ``whole``: with waiting for the loader. own_per_s: rate of the script's own, ``(rate, low, high)``,
-            with it.
-        races: in their order. left_out: what was not tried, and why.
-        wait: fraction of the time in which the script waited for its loader, under ``config``.
-        epoch_turn_s: that the beginning of an epoch takes under ``config``, which ``whole`` has in it; ``None`` if that
-            was not seen.
+        config: the configuration that stays in force. ratio: ``(ratio, low, high)`` of its rate to that of the script's
+            own configuration, as the last race shows; ``whole``: including the wait for the loader. own_per_s: rate of
+            the script's own configuration, ``(rate, low, high)``, including that wait.
+        races: in order. left_out: what was not tried, and why.
+        wait: fraction of the time that the script waited for its loader under ``config``.
+        epoch_turn_s: seconds that the beginning of an epoch takes under ``config``, included in ``whole``; ``None`` if
+            it was not observed.
     """
 
     config: Config
@@ -232,10 +233,11 @@ def profile_of(
     peak_bytes: int | None,
     elapsed_s: float,
 ) -> Profile:
-    """Return what tuning has shown as a profile.
+    """Return the result of tuning as a profile.
 
     Args:
-        card: that the script trains on, as NVML knows it. peak_bytes: of device memory. elapsed_s: of tuning.
+        card: the card that the script trains on, as NVML reports it. peak_bytes: peak of device memory. elapsed_s: how
+            long tuning took.
     """
     cpu = probe.device == "cpu"
     rate, low, high = found.own_per_s
@@ -296,7 +298,8 @@ def sentences(found: Found, own: Config, *, elapsed_s: float, steps_lost: int) -
     """Return the lines of the report, the first of which says what is in force now.
 
     Args:
-        own: the script's own configuration. elapsed_s: of tuning. steps_lost: that were taken with gradients of zero.
+        own: the script's own configuration. elapsed_s: how long tuning took. steps_lost: steps that were taken with
+            gradients of zero.
     """
     tried = len({key(e.config) for race in found.races for e in race.heat.entrants} - {key(own)})
     if found.config == own:
@@ -330,22 +333,23 @@ def sentences(found: Found, own: Config, *, elapsed_s: float, steps_lost: int) -
     return lines
 
 
-# Tunes a training while it goes on: ``autotune run --live``.
+# Tunes a training while it runs: ``autotune run --live``.
 #
-# ``python -P -m autotune.child.live SPEC COMMANDS`` stands beside a script that has the agent in it, with the pipe to
-# the agent at descriptor COMMANDS. Configurations take turns in the script's own loop, where each step trains,
-# whoever's turn it is; the surest of those that are faster stays in force, and this process ends.
+# ``python -P -m autotune.child.live SPEC COMMANDS`` runs beside a script that has the agent in it, with the pipe to the
+# agent at descriptor COMMANDS. Configurations take turns in the script's own loop, where every step trains, whichever
+# configuration's turn it is; the fastest of those that are surely faster stays in force, and this process ends.
 
-#: Fractions of the time that the training is expected to take, for which configurations are compared: one change each,
-#: and then the best of them together.
+#: Fractions of the expected training time spent on comparing configurations: first with one change each, then with the
+#: best changes combined.
 FIRST, SECOND = 0.05, 0.05
-#: Another such fraction for numbers of workers, if the script waits for its loader for more than this part of the time.
+#: Another such fraction for numbers of workers, used if the script waits for its loader for more than `WAITS` of the
+#: time.
 LOADER, WAITS = 0.05, 0.1
-#: Seconds of a turn: long beside the wait for the next command.
+#: Seconds of a turn: long compared with the wait for the next command.
 TURN_S = 0.5
-#: A turn ends when it takes this many times as long as it should.
+#: A turn is ended once it has taken this many times as long as it should.
 LIMIT = 3.0
-#: A ratio of a configuration to itself; and what its epochs change of it where they were not seen.
+#: The ratio of a configuration to itself; and what `Tuning._with_epochs` returns where epochs were not observed.
 _NOTHING, _SAME = (1.0, 1.0, 1.0), (1.0, 1.0, None)
 
 
@@ -354,10 +358,10 @@ class ScriptEndedError(Exception):
 
 
 class LiveScript:
-    """A script that somebody else has started, with the agent in it.
+    """A script that another process has started, with the agent in it.
 
     Args:
-        pid: of its process, which must not be waited for: it is somebody else's child.
+        pid: of its process, which must not be waited for, because it is another process's child.
         path: of the file that the agent writes.
     """
 
@@ -381,10 +385,10 @@ class LiveScript:
         return True
 
     def looks(self) -> Iterator[int]:
-        """Yield the number of steps that an optimizer has taken, again and again.
+        """Keep yielding the number of steps that an optimizer has taken.
 
         Raises:
-            ScriptEndedError: the script has ended, or can be watched no longer.
+            ScriptEndedError: the script has ended, or can no longer be watched.
         """
         while True:
             ended = self.has_ended
@@ -395,7 +399,7 @@ class LiveScript:
             if ended:
                 raise ScriptEndedError("the script has ended before it was tuned")
             if not self.found:
-                # While it is tuned the script waits for answers, so they come soon.
+                # While it is being tuned the script waits for commands, so look more often.
                 time.sleep(LOOK_S if self.trail.own is None else LOOK_S / 10)
 
 
@@ -413,38 +417,41 @@ class Tuning:
         self._script = LiveScript(spec.pid, self._launch.trail)
         self._in_command = entering.places(spec.words)
         self._order = random.Random(0)
-        #: The script's own.
+        #: The script's own configuration.
         self._own: Config = {}
         self._races: list[Raced] = []
         self._left_out: list[str] = []
 
     def run(self) -> None:
-        """Wait until all that the script trains with has been seen, tune it, and leave a profile and a report."""
+        """Wait until everything that the script trains with has been observed, tune it, and write a profile and a
+        report."""
         began = self._clock.now()
         for _ in self._script.looks():
             if self._script.trail.own is not None:
                 break
         host = read_host()
         command = CommandRef(words=self._spec.words, folder=os.getcwd(), samples_per_step=None)
-        own = self._script.trail.own or {}
-        if not own.get("optimizer") or own["machine"]["ranks"] > 1:
-            why = "several ranks cannot be tuned while they train" if own.get("optimizer") else "no optimizer was seen"
+        facts = self._script.trail.own or {}
+        if not facts.get("optimizer") or facts["machine"]["ranks"] > 1:
+            why = (
+                "several ranks cannot be tuned while they train" if facts.get("optimizer") else "no optimizer was seen"
+            )
             self._report([f"Not tuned: {why}."])
             return
-        probe = probe_of(command, self._script.trail, own, self._in_command, self._spec.workload)
+        probe = probe_of(command, self._script.trail, facts, self._in_command, self._spec.workload)
         space = build_space(probe, host, SpaceRequest())
         self._own = space.baseline
-        found = self._tune(space, probe)
+        result = self._tune(space, probe)
         elapsed_s, trail = self._clock.now() - began, self._script.trail
-        lines = sentences(found, space.baseline, elapsed_s=elapsed_s, steps_lost=trail.steps_lost)
-        ends = lines[0]
-        if found.config != space.baseline:
+        lines = sentences(result, space.baseline, elapsed_s=elapsed_s, steps_lost=trail.steps_lost)
+        sentence = lines[0]
+        if result.config != space.baseline:
             card, peak = _card(probe), trail.reserved_bytes
-            made = profile_of(found, self._spec, space, probe, host, card, peak_bytes=peak, elapsed_s=elapsed_s)
-            write(made, self._files.profile)
-            ends = f"{ends}; {self._files.profile}"
-        turns = self._turns([found.config], probe)
-        turns.settle(0, ends)
+            profile = profile_of(result, self._spec, space, probe, host, card, peak_bytes=peak, elapsed_s=elapsed_s)
+            write(profile, self._files.profile)
+            sentence = f"{sentence}; {self._files.profile}"
+        turns = self._turns([result.config], probe)
+        turns.settle(0, sentence)
         self._report(lines)
 
     def _tune(self, space: Space, probe: Probe) -> Found:
@@ -453,14 +460,14 @@ class Tuning:
         changed, left_out = changes(space, base, probe.device, self._spec)
         self._left_out += left_out
         first = self._race("One change each", [base, *changed], probe, FIRST * expect_s) if changed else None
-        known = [] if first is None else [e for e in first.heat.entrants[1:] if e.ratio is not None]
-        known.sort(key=lambda e: -(e.ratio or 0.0))
-        better = [e.config for e in known if (e.ratio or 0.0) > LEAST_GAIN]
-        others = [e.config for e in known if HOPELESS < (e.ratio or 0.0) <= LEAST_GAIN]
+        measured = [] if first is None else [e for e in first.heat.entrants[1:] if e.ratio is not None]
+        measured.sort(key=lambda e: -(e.ratio or 0.0))
+        better = [e.config for e in measured if (e.ratio or 0.0) > LEAST_GAIN]
+        others = [e.config for e in measured if HOPELESS < (e.ratio or 0.0) <= LEAST_GAIN]
         finalists = together(space, base, better, others)
         if base != own:
             finalists = [dict(base), *finalists]
-        # Figures of the last race alone: those by which its entrants were chosen flatter them.
+        # Use the figures of the last race alone: those by which its entrants were chosen are biased in their favour.
         second = (
             self._race("Together", [own, *finalists], probe, SECOND * expect_s, whole=base != own)
             if finalists
@@ -482,7 +489,7 @@ class Tuning:
         step_s = samples / rate.per_s, samples / rate.per_s / ratio[0]
         whole, own_part, turn_s = self._with_epochs([own, best.config], samples, step_s, probe) if number else _SAME
         if _times(ratio, whole)[1] <= 1:
-            # Nothing is surely faster; or epochs are short, and what it gains inside them, their beginnings cost.
+            # Nothing is surely faster; or epochs are short, and their beginnings cost what it gains inside them.
             return Found(own, _NOTHING, _NOTHING, (0.0, 0.0, 0.0), self._races, self._left_out, second.waits[0])
         return Found(
             best.config,
@@ -498,31 +505,34 @@ class Tuning:
     def _with_epochs(
         self, entrants: Sequence[Config], samples: float, step_s: tuple[float, float], probe: Probe
     ) -> tuple[float, float, float | None]:
-        """Let two configurations train until an epoch begins. Return by what the ratio of the second to the first, and
-        the rate of the first, change with that, and the seconds that it takes under the second; ``None`` if it was not
-        seen.
+        """Let two configurations train until an epoch begins. Return the factors by which the beginnings of epochs
+        change the ratio of the second to the first, and the rate of the first, and the seconds that one takes under the
+        second; ``None`` if it was not observed.
 
         Args:
-            samples: of a step. step_s: of each, inside an epoch.
+            samples: of a step. step_s: seconds of a step inside an epoch, under each.
         """
         turns, most_s = self._turns(entrants, probe, whole=True), SECOND * self._spec.expect_s
-        seen = [turns.epoch_turn_s(number, samples, one_s, most_s) for number, one_s in enumerate(step_s)]
+        all_turns_s = [turns.epoch_turn_s(number, samples, seconds, most_s) for number, seconds in enumerate(step_s)]
         steps = turns.epoch_steps(samples)
-        known = [turn_s for turn_s in seen if turn_s is not None]
-        if steps is None or len(known) < len(seen):
+        known_s = [turn_s for turn_s in all_turns_s if turn_s is not None]
+        if steps is None or len(known_s) < len(all_turns_s):
             return _SAME
-        first, second = (steps * one_s / (steps * one_s + turn_s) for one_s, turn_s in zip(step_s, known, strict=True))
-        return second / first, first, known[1]
+        first, second = (
+            steps * seconds / (steps * seconds + turn_s) for seconds, turn_s in zip(step_s, known_s, strict=True)
+        )
+        return second / first, first, known_s[1]
 
     def _with_workers(self, space: Space, probe: Probe) -> Config:
-        """Return the script's own configuration, with other workers if it waits for its loader and they are surely
-        better."""
+        """Return the script's own configuration, with another number of workers if it waits for its loader and that is
+        surely faster."""
         own = space.baseline
         turns = self._turns([own], probe, whole=True)
-        looked = Contender(0, own)
-        # Also without a loader: the agent goes back to its very first turn if something fails, and races shuffle.
+        entrant = Contender(0, own)
+        # Needed even without a loader: if something fails, the agent goes back to its very first turn, and races
+        # shuffle the order.
         for _ in range(2):
-            turns.take(looked)
+            turns.take(entrant)
         if WORKERS not in own or WORKERS not in space.choices:
             return own
         waited_s, seconds = turns.waited[0]
@@ -531,16 +541,16 @@ class Tuning:
         others = other_workers(space, waited_s / seconds, read_host())
         if not others:
             return own
-        same = self._delivering_the_same(own, others)
-        if not same:
+        accepted = self._delivering_the_same(own, others)
+        if not accepted:
             return own
-        race = self._race("Workers", [own, *same], probe, LOADER * self._spec.expect_s, whole=True)
+        race = self._race("Workers", [own, *accepted], probe, LOADER * self._spec.expect_s, whole=True)
         best = None if race is None else surest_workers(race.heat)
         return own if best is None else best.config
 
     def _delivering_the_same(self, own: Config, others: Sequence[Config]) -> list[Config]:
-        """Return those of some configurations whose workers deliver what a single one does, or the script's own. What
-        there is to say of the others is noted.
+        """Return the configurations whose workers deliver what a single worker, or the script's own workers, deliver.
+        Why the others are left out is noted.
 
         A single worker makes the batches one after the other, as a script without workers does.
         """
@@ -549,19 +559,19 @@ class Tuning:
             self._left_out.append(f"workers: {reference}")
             return []
         plan = stats.plan_beside(reference)
-        found = []
+        accepted = []
         for config in others:
-            noted = self._noted(config, plan or DeliveryPlan())
-            same = noted if isinstance(noted, str) else stats.compare_data(reference, noted)
-            if not isinstance(same, str) and same.passed:
-                found.append(config)
+            deliveries = self._noted(config, plan or DeliveryPlan())
+            comparison = deliveries if isinstance(deliveries, str) else stats.compare_data(reference, deliveries)
+            if not isinstance(comparison, str) and comparison.passed:
+                accepted.append(config)
             else:
-                why = same if isinstance(same, str) else same.reason
+                why = comparison if isinstance(comparison, str) else comparison.reason
                 self._left_out.append(f"{KNOBS[WORKERS].phrase(config[WORKERS])}: {why}")
-        return found
+        return accepted
 
     def _noted(self, config: Config, plan: DeliveryPlan) -> Deliveries | str:
-        """Return what workers of a configuration deliver, or why they were not asked."""
+        """Return what the workers of a configuration deliver, or the reason why that is not known."""
         arguments = entering.doors(config, in_command=self._in_command).get("loader", {})
         arguments.pop("batch_size", None)
         wanted = self._script.trail.loads + 1
@@ -572,15 +582,15 @@ class Tuning:
         for _ in self._script.looks():
             if self._script.trail.loads == wanted:
                 break
-        told = self._script.trail.load
-        if told.get("raised"):
-            name, _, message, _ = told["raised"][0]
+        event = self._script.trail.load
+        if event.get("raised"):
+            name, _, message, _ = event["raised"][0]
             if "Original Traceback" in message:
-                # It ends with what was raised there.
+                # It ends with what the worker raised.
                 return f"{message.strip().splitlines()[-1]} (in a worker)"
             return f"{name.rpartition('.')[2]}: {message}"
-        if told.get("refused"):
-            return str(told["refused"])
+        if event.get("refused"):
+            return str(event["refused"])
         return DeliveryLog(plan, self._launch).found() or "nothing was noted"
 
     def _race(
@@ -612,7 +622,7 @@ def _times(figures: tuple[float, float, float], factor: float) -> tuple[float, f
 
 
 class _Logged:
-    """Turns, each with a line in this process's log."""
+    """Takes turns and writes a line for each to this process's log."""
 
     def __init__(self, turns: ScriptTurns) -> None:
         self._turns = turns
@@ -625,8 +635,8 @@ class _Logged:
     def take(self, entrant: Contender) -> Turn | None:
         turn = self._turns.take(entrant)
         values = " ".join(f"{n}={spell(v)}" for n, v in entrant.config.items())
-        said = entrant.cause or "no turn" if turn is None else f"{turn.steps} steps, {turn.seconds:.3f} s"
-        sys.stdout.write(f"{time.monotonic():.3f} {entrant.number}: {said} ({values})\n")
+        outcome = entrant.cause or "no turn" if turn is None else f"{turn.steps} steps, {turn.seconds:.3f} s"
+        sys.stdout.write(f"{time.monotonic():.3f} {entrant.number}: {outcome} ({values})\n")
         sys.stdout.flush()
         return turn
 
@@ -638,13 +648,13 @@ def _card(probe: Probe) -> Gpu | None:
     cards = gpus() if probe.device != "cpu" else []
     if isinstance(cards, NvmlUnavailable) or probe.device_uuid is None:
         return None
-    # torch does not tell the UUID of a MIG instance from that of a card.
+    # torch does not distinguish the UUID of a MIG instance from that of a card.
     bare = probe.device_uuid.removeprefix("GPU-")
     return next((c for c in with_instances(cards) if c.uuid.removeprefix("GPU-").removeprefix("MIG-") == bare), None)
 
 
 def _no_phase(phase: Phase) -> None:
-    """Nobody waits for phases here."""
+    """Ignore a phase: nobody waits for phases here."""
 
 
 def main() -> int:

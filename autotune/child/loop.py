@@ -122,7 +122,7 @@ class StepEnd:
 def rate_between(ends: Sequence[StepEnd]) -> float | None:
     """Return the samples per second of steps in a row, without the turns of epochs; ``None`` if there are too few.
 
-    All events must have happened. The first step only tells where the time begins.
+    All events must have happened. The first step only marks where the time begins.
     """
     counted = [(before, after) for before, after in pairwise(ends) if not after.turned]
     seconds = sum(before.event.elapsed_time(after.event) for before, after in counted) / 1e3
@@ -254,14 +254,15 @@ class Loop:
                 began = time.monotonic()
             delivery = self._source.next()
             if turning or delivery.turned:
-                # A loader that does not know its length turns within a window, which is lost.
+                # A loader that does not know its length turns within a window, which is then lost.
                 taken, late = [], False
                 self._around.begin()
                 ended = began = time.monotonic()
                 delivery = dataclasses.replace(delivery, wait_s=0.0)
             elif not taken and self._source.workers and delivery.made.finished_s > ended:
                 # Booking the last window, or reading the machine's state before the first, took a moment that the
-                # workers used. They had nothing ready when it began, so a plain loop would have waited for that long.
+                # workers made use of. They had nothing ready when it began, so a plain loop would have waited for that
+                # long.
                 delivery = dataclasses.replace(delivery, wait_s=delivery.wait_s + began - ended)
                 began, late = ended, True
             taken.append(self._take(delivery))
@@ -274,11 +275,11 @@ class Loop:
 
     def _take(self, delivery: Delivery) -> Taken:
         samples = self._count(delivery.batch)
-        got = time.monotonic()
+        began = time.monotonic()
         start = self._mark() if self._cuda else None
         loss = self._do(delivery.batch)
         events = None if start is None else (start, self._mark())
-        host_s = time.monotonic() - got if self._work is not None else 0.0
+        host_s = time.monotonic() - began if self._work is not None else 0.0
         self._number += 1
         self._beats.step(self._number, rate_per_s=self.windows.rate_per_s)
         return Taken(loss, delivery.wait_s, delivery.made.seconds, host_s, samples, events)
@@ -296,14 +297,14 @@ class Loop:
         """
         at_work: dict[str, int] = {}
         if self._cuda:
-            # As soon as the card is idle, its clocks are others, and what held them down is gone.
+            # As soon as the card is idle, its clocks change, and what held them down is gone.
             at_work = self._around.at_work()
             torch.cuda.synchronize()
         ended = time.monotonic()
         around, energy_j = self._around.read()
         around = around.model_copy(update=at_work)
         counted, steps, seconds = taken, timed(taken, checked), ended - began
-        # The wait for a late loader, and all of an epoch, can be told by the host's clock only.
+        # Only the host's clock can measure the wait for a late loader, or a whole epoch.
         steady_s = None if late or self.windows.whole_epochs else after_the_first_s(taken)
         if steady_s is not None:
             energy_j = None if energy_j is None else energy_j * steady_s / seconds
@@ -325,15 +326,15 @@ class Loop:
         # Copy the batch first: the copy may synchronize as well, which does not count.
         batch = move(batch, self._device, non_blocking=False, channels_last=0)
         before = torch.cuda.get_sync_debug_mode()
-        with warnings.catch_warnings(record=True) as seen:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
             try:
                 loss = self._do(batch)
             finally:
                 torch.cuda.set_sync_debug_mode(before)
-        others = [w for w in seen if "synchronizing CUDA operation" not in str(w.message)]
-        self.waits_inside = len(others) < len(seen)
+        others = [w for w in caught if "synchronizing CUDA operation" not in str(w.message)]
+        self.waits_inside = len(others) < len(caught)
         for warning in others:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
         return loss
@@ -343,9 +344,9 @@ def empty_queue(source: Source, beats: Beats) -> bool:
     """Take what the workers have made by now, without training on it, until nothing is ready; return whether that
     makes sense.
 
-    A queue that is trained on lasts the longer, the faster the workers are, and hides for as long that the device is
-    faster. An epoch that hardly holds more than a queue is measured whole. Several ranks take the same number of
-    batches, so that their epochs end together.
+    A queue that is trained on lasts longer the faster the workers are, and meanwhile hides that the device is faster.
+    An epoch that holds hardly more than a queue is measured whole. Several ranks take the same number of batches, so
+    that their epochs end together.
     """
     if not source.head_start or not is_steady(source):
         return False
@@ -398,13 +399,13 @@ def measure(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Measur
     if windows.slow:
         # A single window gives no estimate of its error.
         turn_s = median(feed.turns_s) if feed.turns_s else None
-        found = launch.measurement(loop, started, turn_s) if len(windows.kept) > 1 else None
-        raise Slow(windows.rate.per_s, found)
+        measurement = launch.measurement(loop, started, turn_s) if len(windows.kept) > 1 else None
+        raise Slow(windows.rate.per_s, measurement)
     waits_s = median(step.wait_s for block in windows.kept for step in block.steps)
     batches = feed.epoch_batches
     epoch_s = None if batches is None else batches * started.samples / windows.rate.per_s
     if spec.ranks > 1 and not feed.turns_s:
-        # A turn that is forced here the other ranks would wait for, instead of starting workers, too.
+        # If a turn were forced here, the other ranks would wait for it instead of starting workers as well.
         return launch.measurement(loop, started, None, feed.epoch_batches)
     return launch.measurement(loop, started, epoch_turn_s(feed, waits_s, epoch_s), feed.epoch_batches)
 
@@ -438,8 +439,8 @@ class Measuring(Launch):
     """
 
     def __init__(self, spec: TrialSpec, beats: Beats, clock: Clock, began: float, *, cards: bool = True) -> None:
-        # Before CUDA is initialized, so that processes already on the card can be told from this one.
-        # The other ranks are children of the leader, too.
+        # Before CUDA is initialized, so that processes already on the card can be distinguished from this one. The
+        # other ranks are children of the leader, too.
         self.root = os.getppid() if spec.ranks > 1 else os.getpid()
         self.around = Watcher(cards_of(spec) if cards else (), clock, processors_of(spec), root=self.root)
         super().__init__(spec, beats)
@@ -495,7 +496,7 @@ class Measuring(Launch):
 
         Args:
             turn_s: extra seconds of an epoch turn; ``None`` if unknown.
-            epoch_batches: what was seen of an epoch's length, if the loader does not know it.
+            epoch_batches: the observed length of an epoch, if the loader does not know it.
         """
         windows = loop.windows
         kept = windows.kept
@@ -602,8 +603,8 @@ def _cache_was_warm(spec: TrialSpec) -> bool | None:
         return None
     from torch._dynamo.utils import counters
 
-    seen = counters["inductor"]
-    return bool(seen["fxgraph_cache_hit"]) and not seen["fxgraph_cache_miss"]
+    lookups = counters["inductor"]
+    return bool(lookups["fxgraph_cache_hit"]) and not lookups["fxgraph_cache_miss"]
 
 
 # The upper bounds of a configuration, measured separately: the device without a loader, and the loader alone.

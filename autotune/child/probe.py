@@ -1,4 +1,4 @@
-"""What is to be known of a workload and this machine before the first trial."""
+"""What must be known about a workload and this machine before the first trial."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ LEAST_SIDE = 8
 def images_vary(
     dataset: Dataset[Any], collate: Callable[[list[Any]], Any], *, batch_size: int, seed: int, clock: Clock
 ) -> bool | None:
-    """Return whether images at the same place of several batches differ in shape.
+    """Return whether images at the same place in several batches differ in shape.
 
     Looks at `LOOK_BATCHES` random batches, or at as many as `LOOK_S` seconds allow.
 
@@ -55,21 +55,21 @@ def images_vary(
         ``None`` if that is not known: there are no images, or fewer than two batches could be read.
     """
     deadline = clock.now() + LOOK_S
-    seen: dict[tuple[object, ...], tuple[int, ...]] = {}
+    shapes: dict[tuple[object, ...], tuple[int, ...]] = {}
     for looked, batch in enumerate(_random_batches(dataset, min(batch_size, LOOK_SAMPLES), seed)):
         samples = []
         for sample in batch:
             samples.append(sample)
             if clock.now() > deadline:
-                return False if seen and looked > 1 else None
+                return False if shapes and looked > 1 else None
         for place, shape in _images(collate(samples), ()):
-            if seen.setdefault(place, shape) != shape:
+            if shapes.setdefault(place, shape) != shape:
                 return True
-    return False if seen else None
+    return False if shapes else None
 
 
 def _random_batches(dataset: Dataset[Any], size: int, seed: int) -> Iterator[Iterator[Any]]:
-    """Yield the samples of random batches; those of a data set that is iterated as they come."""
+    """Yield the samples of random batches; for a data set that can only be iterated, in their own order."""
     if isinstance(dataset, IterableDataset):
         samples = iter(dataset)
         for _ in range(LOOK_BATCHES):
@@ -86,7 +86,7 @@ def _random_batches(dataset: Dataset[Any], size: int, seed: int) -> Iterator[Ite
 
 
 def _images(part: Any, place: tuple[object, ...]) -> Iterator[tuple[tuple[object, ...], tuple[int, ...]]]:
-    """Yield the place of each image-like tensor of a batch, with its shape: ``(H, W)``, or ``(D, H, W)`` of volumes.
+    """Yield the place of each image-like tensor in a batch, with its shape: ``(H, W)``, or ``(D, H, W)`` for volumes.
 
     The number of samples, channels or masks is not part of it.
     """
@@ -114,7 +114,7 @@ def probe(spec: TrialSpec, beats: Beats, clock: Clock) -> Probe:
     (it has an identity then).
 
     Raises:
-        UsageError: there are data for the workload, and it does not look at them.
+        UsageError: data were given for the workload, but it does not use them.
     """
     launch = Launch(spec, beats)
     device, workload, ctx = launch.device, launch.workload, launch.ctx
@@ -125,16 +125,16 @@ def probe(spec: TrialSpec, beats: Beats, clock: Clock) -> Probe:
     ctx = replace(ctx, image_size=size, data=_NotedData(**spec.data.model_dump()))
     # Only a GPU has knobs that depend on the shapes of images.
     wait = wants and not spec.data.identity
-    looked = None if wait else _look_at_data(workload, ctx, clock if device.type == "cuda" else None)
+    data_set = None if wait else _look_at_data(workload, ctx, clock if device.type == "cuda" else None)
     beats.enter(Phase.BUILD)
     step = build(workload, ctx, {})
-    own = None
+    reason = None
     if wants is None and spec.data.kind == "synthetic":
-        own = "--data synthetic is for workloads on photographs"
+        reason = "--data synthetic is for workloads on photographs"
     elif not wait and spec.data.kind == "folder" and not _NotedData.asked:
-        own = "it does not ask for ctx.data.path, so --data has no effect"
-    if own is not None:
-        raise UsageError(f"{spec.workload.name} makes its own data: {own}", advice="leave --data out.")
+        reason = "it does not ask for ctx.data.path, so --data has no effect"
+    if reason is not None:
+        raise UsageError(f"{spec.workload.name} makes its own data: {reason}", advice="leave --data out.")
     knobs = getattr(workload, "KNOBS", {})
     declared = {str(name): getattr(values, "changes_maths", None) for name, values in knobs.items()}
     source = None if spec.workload.sha256 else _source_of(workload)
@@ -150,9 +150,9 @@ def probe(spec: TrialSpec, beats: Beats, clock: Clock) -> Probe:
         device=str(device),
         device_name=properties.name if properties else "cpu",
         device_memory_bytes=properties.total_memory if properties else None,
-        # torch does not tell the UUID of a MIG instance from that of a card.
+        # torch does not distinguish the UUID of a MIG instance from that of a card.
         device_uuid=card_of(spec) or (f"GPU-{properties.uuid}" if properties and hasattr(properties, "uuid") else None),
-        # After the model was built, when the context and most libraries are loaded.
+        # Read after the model was built, when the context and most libraries are loaded.
         device_free_bytes=available_on(device) if cuda else None,
         native_bf16=native_bf16(torch.cuda.is_bf16_supported(including_emulation=False) if cuda else None),
         tf32=bool(properties and properties.major >= 8),
@@ -170,7 +170,7 @@ def probe(spec: TrialSpec, beats: Beats, clock: Clock) -> Probe:
         cpu_image_size=cpu_size,
         wants_data=wants,
         varying_shapes=bool(getattr(workload, "VARYING_SHAPES", False)),
-        images_vary=looked.images_vary if looked else None,
+        images_vary=data_set.images_vary if data_set else None,
         has_images=has_images(step.model),
         has_volumes=has_volumes(step.model),
         mixed_formats=mixes_formats(step.model),
@@ -180,9 +180,9 @@ def probe(spec: TrialSpec, beats: Beats, clock: Clock) -> Probe:
         expandable_segments=expands(os.environ),
         limits_splitting=limits_splitting(os.environ),
         parameters=sum(p.numel() for p in step.model.parameters()),
-        dataset_samples=looked.samples if looked else None,
-        sample_bytes=looked.sample_bytes if looked else None,
-        sample_tensors=looked.sample_tensors if looked else 0,
+        dataset_samples=data_set.samples if data_set else None,
+        sample_bytes=data_set.sample_bytes if data_set else None,
+        sample_tensors=data_set.sample_tensors if data_set else 0,
         workload_knobs={str(name): tuple(values) for name, values in knobs.items()},
         workload_unasked=tuple(str(name) for name, values in knobs.items() if not getattr(values, "searched", True)),
         own_exchange=contract.optional(workload, "parallel") is not None,
@@ -191,7 +191,7 @@ def probe(spec: TrialSpec, beats: Beats, clock: Clock) -> Probe:
 
 
 class _NotedData(DataRef):
-    """Data that know whether anybody has asked where they are."""
+    """A `DataRef` that records whether its path has been read."""
 
     asked: ClassVar[bool] = False
 
@@ -203,7 +203,7 @@ class _NotedData(DataRef):
 
 @dataclass(frozen=True)
 class _Looked:
-    """A data set: samples per epoch, if it knows; bytes of one sample's tensors; and tensors in a batch of one.
+    """A data set: samples per epoch, if it knows them; bytes of one sample's tensors; and tensors in a batch of one.
 
     Attributes:
         images_vary: whether the shapes of its images vary; ``None`` if not known.
@@ -216,9 +216,9 @@ class _Looked:
 
 
 def _look_at_data(workload: Workload, ctx: Context, clock: Clock | None) -> _Looked:
-    """Look at one sample, and if there is a clock, for some seconds at the shapes of many.
+    """Look at one sample and, if there is a clock, at the shapes of many for some seconds.
 
-    A loader of the workload's own is opened, to see whether it looks at the data.
+    The workload's own loader, if it has one, is opened to see whether it uses the data.
     """
     dataset, collate = data = data_of(workload, ctx)
     if contract.optional(workload, "loader") is not None:
@@ -243,7 +243,8 @@ def _images_vary(dataset: Dataset[Any], collate: Collate, ctx: Context, clock: C
     try:
         return images_vary(dataset, collate, batch_size=ctx.batch_size, seed=ctx.seed, clock=clock)
     except Exception:
-        # A sample that cannot be read ends a trial with its own message, but not the probe, which only looks.
+        # A sample that cannot be read ends a trial with its own message, but not the probe, which only looks at the
+        # data.
         return None
 
 
@@ -256,7 +257,7 @@ def _tensors(part: Any) -> Iterator[torch.Tensor]:
 
 
 def native_bf16(card: bool | None) -> bool:
-    """Return whether bf16 is computed natively: by a card, as torch says, or ``None``: by this machine's CPU."""
+    """Return whether bf16 is computed natively: by a card, as torch reports it; if ``None``, by this machine's CPU."""
     if card is not None:
         return card
     # AVX-512 BF16 and AMX on x86; the feature flag on Arm. On other CPUs oneDNN emulates bf16, slowly.
@@ -271,7 +272,8 @@ def native_bf16(card: bool | None) -> bool:
 def compiler_here(major: int | None) -> tuple[str | None, str | None]:
     """Return the compiler that torch.compile would use here, or ``None`` and what is missing.
 
-    Header files are not looked for: a compiler may have its own places for them, and a first trial says what it lacks.
+    Header files are not searched for: a compiler may have its own places for them, and a first trial shows what it
+    lacks.
 
     Args:
         major: of the card's compute capability; ``None`` for a CPU.

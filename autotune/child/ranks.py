@@ -1,4 +1,4 @@
-"""Several ranks of a training, and what the first of them hears of the others."""
+"""Several ranks of a training, and what the first of them learns about the others."""
 
 from __future__ import annotations
 
@@ -35,18 +35,20 @@ from autotune.training.step import Step
 
 #: Kinds of launch that several ranks take part in. The others need no training, or only one of them.
 RANKED = (LaunchKind.MEASURE, LaunchKind.DEVICE_ONLY, LaunchKind.LOADER_ONLY, LaunchKind.TRAIN_CHECK, LaunchKind.HOLD)
-#: How long the stacks of all ranks may take to be written; less than a launch that is ended has for its last words.
+#: How long all ranks may take to write their stacks; less than the time that a launch being ended has for its last
+#: words.
 DUMPED_S = 0.5
-#: Of what is told the launcher.
+#: The most characters of the message to the launcher.
 MOST_SAID = 900
-#: Where a rank waits for the others, as the innermost frame of its stack: files, and functions of ours. On a card the
-#: exchange itself does not wait. What next needs its result on the CPU does, or copies to the card behind it.
+#: The innermost frame of a rank's stack where it waits for the others: files, and functions of ours. On a card the
+#: exchange itself does not wait. What waits is whatever next needs its result on the CPU, or copies to the card after
+#: it.
 _WAITS_IN = (
     *("torch/autograd/graph.py", "torch/nn/parallel/distributed.py", "torch/distributed/", "torch/cuda/"),
     *("torch/amp/", "torch/nn/utils/", "autotune/training/step.py"),
 )
 _WAITS_FOR_LOSS = "checked"
-#: The innermost frame of the thread that was asked, in the words of `faulthandler`.
+#: The innermost frame of the thread that received the signal, in the format of `faulthandler`.
 _FRAME = re.compile(r'Current thread [^\n]*\(most recent call first\):\n {2}File "(.+?)", line (\d+) in (\S+)')
 
 #: How a rank ends that has done what it was to do.
@@ -54,10 +56,10 @@ _WELL = (TrialStatus.COMPLETE, TrialStatus.PRUNED)
 
 
 class RankBoard:
-    """Numbers of each rank that the leader sees, in memory that they share.
+    """Figures that each rank reports to the leader, in shared memory.
 
     Args:
-        ranks: how many there are. Make it before they are forked.
+        ranks: how many there are. Create the board before they are forked.
     """
 
     _FIELDS = 4
@@ -68,13 +70,14 @@ class RankBoard:
     def note(
         self, rank: int, *, waited_s: float, seconds: float, peak_bytes: int | None, reserved_bytes: int | None
     ) -> None:
-        """Note how long a rank has trained, its waits for its loader included, and its peaks of memory."""
+        """Note how long a rank has trained, including its waits for its loader, how long these were, and its peaks of
+        memory."""
         begin = rank * self._FIELDS
         for place, value in enumerate((waited_s, seconds, float(peak_bytes or 0), float(reserved_bytes or 0))):
             self._values[begin + place] = value
 
     def wait_fraction(self, rank: int) -> float | None:
-        """Return the part of its time that a rank has waited for its loader; ``None`` if it has noted nothing."""
+        """Return the fraction of its time that a rank has waited for its loader; ``None`` if it has noted nothing."""
         waited_s, seconds = self._values[rank * self._FIELDS], self._values[rank * self._FIELDS + 1]
         return waited_s / seconds if seconds else None
 
@@ -93,23 +96,23 @@ def lead(spec: TrialSpec, beats: int, train: Callable[[int, int, RankBoard], int
     """Run a launch of several ranks; write its result, and return its exit code.
 
     Args:
-        beats: descriptor for the beats, which the first rank has.
+        beats: descriptor for the beats, which goes to the first rank.
         train: called in the process of each rank with its number, the descriptor for its beats and the board; returns
             its exit code, and leaves its result in `files_of`.
     """
     launch = LaunchFiles(Path(spec.folder))
     board = RankBoard(spec.ranks)
     kills = oom_kill_count()
-    own = [files_of(launch, rank) for rank in range(spec.ranks)]
-    for files in own:
+    rank_files = [files_of(launch, rank) for rank in range(spec.ranks)]
+    for files in rank_files:
         files.folder.mkdir(exist_ok=True)
         files.result.unlink(missing_ok=True)
-    logs = [Logs(files) for files in own]
+    logs = [Logs(files) for files in rank_files]
 
     def run(rank: int) -> int:
         for descriptor, opened in zip((1, 2), logs[rank].descriptors, strict=True):
             os.dup2(opened, descriptor)
-        # Processes that a rank starts are told to the launcher, whichever rank it is.
+        # The processes of every rank are reported to the launcher, but only the first rank writes beats.
         return train(rank, os.open(os.devnull, os.O_WRONLY) if rank else beats, board)
 
     def look() -> None:
@@ -160,17 +163,17 @@ def _whole(result: TrialResult, rank: int, ranks: int, launch: LaunchFiles, boar
     if measured is None:
         return result
     waits = (measured.loader_wait_fraction, *(board.wait_fraction(number) for number in range(1, ranks)))
-    told = {
+    figures = {
         "rank_wait_fractions": waits,
         "peak_allocated_bytes": max(measured.peak_allocated_bytes or 0, allocated) or None,
         "peak_reserved_bytes": max(measured.peak_reserved_bytes or 0, reserved) or None,
     }
-    return result.model_copy(update={"measurement": measured.model_copy(update=told)})
+    return result.model_copy(update={"measurement": measured.model_copy(update=figures)})
 
 
 def _tell_who_is_late(launch: LaunchFiles, pids: dict[int, int], beats: int) -> None:
-    """Have all ranks write their stacks, and tell the launcher which of them does not wait for the others, and where it
-    is instead."""
+    """Make all ranks write their stacks, and report to the launcher which of them are not waiting for the others, and
+    where they are instead."""
     logs = {rank: files_of(launch, rank).stderr for rank in pids}
     sizes = {rank: _size(path) for rank, path in logs.items()}
     for pid in pids.values():
@@ -184,11 +187,11 @@ def _tell_who_is_late(launch: LaunchFiles, pids: dict[int, int], beats: int) -> 
     for rank, path in logs.items():
         with contextlib.suppress(OSError):
             os.write(2, f"rank {rank}:\n{tail(path, 60) or ''}\n".encode())
-    # If all are busy, none of them holds the others up.
+    # If all ranks are busy, none of them holds up the others.
     if late and len(late) < len(pids):
-        said = "; ".join(f"rank {rank} {place}" for rank, place in late.items())[:MOST_SAID]
+        places = "; ".join(f"rank {rank} {place}" for rank, place in late.items())[:MOST_SAID]
         with contextlib.suppress(OSError):
-            os.write(beats, b'{"late": "%s"}\n' % said.replace('"', "'").encode())
+            os.write(beats, b'{"late": "%s"}\n' % places.replace('"', "'").encode())
 
 
 def _place(log: Path, since: int) -> str | None:
@@ -211,14 +214,15 @@ def _size(path: Path) -> int:
         return 0
 
 
-# What a rank does beside the first one: it trains as that one does, until it is ended.
+# What the other ranks do beside the first one: they train as it does, until they are ended.
 
 
 def follow(spec: TrialSpec, beats: Beats, clock: Clock, began: float, board: RankBoard) -> NoReturn:
     """Take part in a launch that another rank measures.
 
     Raises:
-        Diverged: the first loss was not finite. What comes later the first rank sees, since gradients are averaged.
+        Diverged: the first loss was not finite. The first rank sees any later divergence, because gradients are
+            averaged.
     """
     # The first rank watches all cards.
     launch = Measuring(spec, beats, clock, began, cards=False)
@@ -249,7 +253,7 @@ def _go_on(launch: Measuring, source: Source, work: Step | None, board: RankBoar
         now = time.monotonic()
         if now - noted >= MIN_GAP_S:
             if launch.device.type == "cuda":
-                # It must not run far ahead of what the first rank waits for.
+                # This rank must not run far ahead of what the first rank waits for.
                 torch.cuda.synchronize()
             noted = now
             memory = launch.memory

@@ -1,4 +1,4 @@
-"""Rates that a program tells itself, on its output or in a file, in place of what the agent would see."""
+"""Rates that a program itself reports, in its output or in a file, in place of what the agent would observe."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from autotune.base.layout import LaunchFiles
 from autotune.base.records import CommandRef, Measurement, TrialSpec
 from autotune.child.trail import SeenStep, Trail
 
-#: Lines end with either: a progress bar is written over itself.
+#: Lines end with either: a progress bar overwrites itself.
 _ENDS = re.compile(rb"[\r\n]+")
-#: Of a line that does not end, the last bytes are looked at.
+#: Of a line that does not end, only this many last bytes are kept.
 _LONGEST_LINE = 2**16
 
 
 class Readings(Trail):
-    """Makes steps of a training from the rates that a program writes, while it writes them.
+    """Turns the rates that a program writes into steps of a training, while they are being written.
 
-    A rate is that of the time since the one before; what it counts (images, tokens) is the program's business. Each
-    makes one step of a training, which takes about as long as passed since then, and to a whole number of samples has
-    the rate that was told.
+    A rate is that of the time since the one before; what it counts (images, tokens) is up to the program. Each makes
+    one step of a training, which lasts about as long as has passed since then, so that a whole number of samples gives
+    the reported rate.
 
     Args:
-        files: of the launch, whose output is read if there is no `path` of a file.
-        samples_per_step: of one step of the program's, where it tells seconds of a step.
+        files: those of the launch, whose output is read if `path` is ``None``.
+        samples_per_step: samples in one step of the program, for programs that report seconds per step.
 
     Attributes:
-        expression: what is looked for, as it was given.
+        expression: the regular expression that is searched for, as the user gave it.
     """
 
     def __init__(self, files: LaunchFiles, command: CommandRef, path: Path | None, samples_per_step: int) -> None:
@@ -53,25 +53,25 @@ class Readings(Trail):
             tail.close()
 
     def read(self, *, decide: bool = False) -> list[SeenStep]:
-        """Return the steps that have ended since the last time, in order, but for the very first.
+        """Return the steps that have ended since the last call, in order, except the very first.
 
         Raises:
-            WorkloadError: what the expression found is no number.
+            WorkloadError: what the expression matched is not a number.
         """
-        found = []
+        steps = []
         for tail in self._tails:
             for line in tail.lines():
                 match = self._pattern.search(line)
                 step = None if match is None else self._step(match)
                 if step is not None:
-                    found.append(step)
-        # Whatever it writes is a sign of life.
+                    steps.append(step)
+        # Anything that the program writes is a sign of life.
         self.events = sum(tail.taken for tail in self._tails)
-        return found
+        return steps
 
     def known(self, found: Measurement, spec: TrialSpec) -> Measurement:
-        """Return `found` without what a program that is not looked into leaves open: what it waited for, what of a step
-        was its device's, and what it takes of a card."""
+        """Return `found` without what remains unknown of a program that the agent does not enter: its waits, the
+        device's share of a step, and the memory of a card that it takes."""
         unknown: dict[str, Any] = {"device_per_s": None, "loader_wait_fraction": None}
         if spec.devices[0] != "cpu":
             unknown["peak_allocated_bytes"] = None
@@ -80,14 +80,14 @@ class Readings(Trail):
     def _step(self, match: re.Match[str]) -> SeenStep | None:
         (name, text), *_ = match.groupdict("").items()
         try:
-            told = float(text.replace(",", "").replace("_", ""))
+            value = float(text.replace(",", "").replace("_", ""))
         except ValueError:
             raise WorkloadError(
                 f"--rate found {text[:60]!r} in {match.string.strip()[:100]!r}, which is no number",
                 advice=f"let (?P<{name}>…) match the number alone.",
             ) from None
-        if not math.isfinite(told) or told <= 0:
-            # As programs begin, some tell a rate of 0.
+        if not math.isfinite(value) or value <= 0:
+            # Some programs report a rate of 0 when they begin.
             return None
         before, self._read_at = self._read_at, time.monotonic()
         self.optimizer_steps[0] += 1
@@ -95,7 +95,7 @@ class Readings(Trail):
             self.began_at = self._read_at
             return None
         passed_s = self._read_at - before
-        per_s, unit = (told, 1) if name == "rate" else (self._samples_per_step / told, self._samples_per_step)
+        per_s, unit = (value, 1) if name == "rate" else (self._samples_per_step / value, self._samples_per_step)
         samples = unit * max(1, round(passed_s * per_s / unit))
         return SeenStep(
             ended_at=self._read_at,
@@ -110,10 +110,10 @@ class Readings(Trail):
 
 
 class _Tail:
-    """The lines of a file that grows, without those that it held when this was made.
+    """The lines of a growing file, without those that it held when this object was created.
 
     Args:
-        is_log: it is one of the launch's own logs: new at each launch, and cut when it is long.
+        is_log: the file is one of the launch's own logs: new at each launch, and truncated when it grows long.
 
     Attributes:
         taken: bytes read so far.
@@ -125,7 +125,7 @@ class _Tail:
         self._is_log = is_log
         self._descriptor: int | None = None
         self._rest = b""
-        # What an earlier run has left there may be written on, or replaced.
+        # A file that an earlier run has left may be appended to, or replaced.
         self._left = None if is_log else _look(path)
 
     def close(self) -> None:
@@ -135,7 +135,7 @@ class _Tail:
             self._descriptor = None
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines that have ended since the last time."""
+        """Yield the lines that have ended since the last call."""
         descriptor = self._descriptor = self._opened() if self._descriptor is None else self._descriptor
         if descriptor is None:
             return
@@ -149,18 +149,18 @@ class _Tail:
             yield from (line.decode(errors="replace") for line in lines)
         now = _look(self._path)
         if now is not None and not os.path.samestat(now, os.fstat(descriptor)):
-            # The program has put another file in its place.
+            # The program has replaced the file.
             self.close()
             self._left, self._rest = None, b""
 
     def _opened(self) -> int | None:
         try:
-            found = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return None
-        if self._left is not None and os.path.samestat(self._left, os.fstat(found)):
-            os.lseek(found, self._left.st_size, os.SEEK_SET)
-        return found
+        if self._left is not None and os.path.samestat(self._left, os.fstat(descriptor)):
+            os.lseek(descriptor, self._left.st_size, os.SEEK_SET)
+        return descriptor
 
 
 def _look(path: Path) -> os.stat_result | None:

@@ -1,4 +1,4 @@
-"""One launch, from its spec to its result. Runs in a process that is forked for it and exits after it."""
+"""One launch, from its spec to its result. It runs in a process that is forked for it and exits afterwards."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class _End:
     """How the work of a launch ended, as far as the child can tell.
 
     Attributes:
-        phase: the one that an error came in; ``None`` after a success.
+        phase: the phase in which an error occurred; ``None`` after a success.
         error_code: the exit code of an error of autotune's own.
     """
 
@@ -87,11 +87,11 @@ def run(spec_path: Path, beat_descriptor: int) -> int:
     spec = TrialSpec.model_validate_json(spec_path.read_text())
     if spec.command is None:
         for name in RANK_VARIABLES:
-            # Of whatever has started the search.
+            # They belong to whatever has started the search.
             os.environ.pop(name, None)
-    # What a loader delivers, a rank tells alone.
-    noted = spec.check is not None and spec.check.deliveries is not None
-    if spec.ranks == 1 or spec.kind not in RANKED or noted:
+    # A single rank reports what a loader delivers.
+    notes_deliveries = spec.check is not None and spec.check.deliveries is not None
+    if spec.ranks == 1 or spec.kind not in RANKED or notes_deliveries:
         alone, kept = spec.model_copy(update={"ranks": 1}), KeptScript()
         code = _carry_out(alone, LaunchFiles(spec_path.parent), beat_descriptor, kept)
         while (further := kept.next_spec(beat_descriptor)) is not None:
@@ -100,8 +100,8 @@ def run(spec_path: Path, beat_descriptor: int) -> int:
         return code
 
     def train(rank: int, beats: int, board: RankBoard) -> int:
-        own = files_of(LaunchFiles(spec_path.parent), rank)
-        return _carry_out(spec.model_copy(update={"rank": rank}), own, beats, KeptScript(), board)
+        files = files_of(LaunchFiles(spec_path.parent), rank)
+        return _carry_out(spec.model_copy(update={"rank": rank}), files, beats, KeptScript(), board)
 
     return lead(spec, beat_descriptor, train)
 
@@ -119,7 +119,7 @@ def _carry_out(
     end = _guarded(spec, beats, clock, began, kept, board)
     verdict, done = end.verdict, end.done
     success = verdict.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED)
-    # Where others kept the machine busy, nothing has gone wrong in it.
+    # If others kept the machine busy, nothing has gone wrong in the script.
     if not success and verdict.status is not TrialStatus.INTERRUPTED:
         kept.end()
     phase = beats.phase or end.phase
@@ -180,7 +180,7 @@ def _guarded(
         phase, peak = beats.phase, None
         # Reporting needs memory too, and the exception's frames still hold what did not fit.
         _lift_limit()
-        # Of a script, its own last words are evidence, and how its end was noticed is not.
+        # For a script, its own last words are evidence; how its end was noticed is not.
         if spec.command is None or not is_told(error):
             # User code may have closed our streams.
             with contextlib.suppress(OSError, ValueError):
@@ -228,7 +228,7 @@ class _Subject(ABC):
 
     @abstractmethod
     def probe(self) -> Probe:
-        """Look at it, and at this machine."""
+        """Collect facts about it and this machine."""
 
     @abstractmethod
     def measure(self) -> Measurement:
@@ -236,11 +236,11 @@ class _Subject(ABC):
 
     @abstractmethod
     def check(self) -> TrainCheck:
-        """Train a few steps from the same weights as others."""
+        """Train a few steps from the same weights as the other launches of the check."""
 
     @abstractmethod
     def heat(self, plan: HeatPlan) -> Heat:
-        """Compare configurations in turns."""
+        """Compare configurations that take turns."""
 
 
 class _Workload(_Subject):
@@ -262,8 +262,8 @@ class _Workload(_Subject):
 
 
 class _Script(_Subject):
-    """A command, which trains in a process of its own and is watched from here. Times are by the host's monotonic
-    clock, which `clock` shows here."""
+    """A command, which trains in a process of its own and is watched from here. Times are those of the host's monotonic
+    clock, which is what `clock` reads here."""
 
     def probe(self) -> Probe:
         assert self.spec.command is not None

@@ -24,22 +24,22 @@ from autotune.child import temporary, view_entry
 from autotune.child.launch import Beats
 
 # A copy-on-write view of the folder that a script runs in: a launch sees the folder as it was, under its own name, and
-# what it writes, changes or removes there is gone with it.
+# what it writes, changes or removes there vanishes with the launch.
 #
-# It is an overlay in a mount namespace of the launch's own, which the kernel grants to any user, or not
-# (`autotune.child.view_entry`). What is written lies in the launch's temporary folder, because the upper layer of an
-# overlay must not be below the lower one, and studies usually are. Left out are the launch's own folder, which is in
-# the study; caches of the user's, which a launch may fill as it does elsewhere; and environments with Python's modules,
-# whose bytecode would be made anew at each launch.
+# It is an overlay in a mount namespace of the launch's own, which the kernel may or may not grant to any user
+# (`autotune.child.view_entry`). What is written goes to the launch's temporary folder, because the upper layer of an
+# overlay must not be below the lower one, and studies usually are. Left out of the view are the launch's own folder,
+# which is in the study; the user's caches, which a launch may fill as it does elsewhere; and environments with Python
+# modules, whose bytecode would be compiled again at each launch.
 
-#: A first look that writes more than this, or takes a larger file for writing, is made without a view.
+#: A first look that writes more than this, or opens a larger file for writing, is made without a view.
 MOST_BYTES = 2 * 2**30
-#: With less room left, the disk is full.
+#: With less room left than this, the disk counts as full.
 _ROOM_BYTES = 16 * 2**20
-#: How many files that were written are named, and how many are looked at.
+#: How many of the files that were written are named, and how many are examined.
 _NAMED, _LOOKED_AT = 3, 5000
-#: What an overlay refuses, and the folder itself may not: to rename a folder that was there before, to change a file of
-#: another user's or group's.
+#: Errors by which an overlay refuses what the folder itself may allow: renaming a folder that was there before, or
+#: changing a file of another user or group.
 _UNFIT = (
     errno.EXDEV,
     errno.EOVERFLOW,
@@ -51,9 +51,9 @@ _UNFIT = (
     errno.ENOTSUP,
 )
 _NUMBER = re.compile(r"\[Errno (\d+)\]")
-#: Variables that name folders which are shared by all that a user runs.
+#: Variables that name folders shared by all that a user runs.
 _CACHES = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-#: Where environments usually are, and what tells one.
+#: Where environments usually are, and the files that identify one.
 _ENVIRONMENTS, _MARKS = (".venv", "venv", "env"), ("pyvenv.cfg", "conda-meta")
 
 
@@ -62,7 +62,7 @@ class Refused(Exception):
 
 
 class Outgrown(Exception):
-    """A first look has written too much for a view; the message says so, as a clause."""
+    """A first look has written too much for a view; the message says how, as a clause."""
 
 
 class View:
@@ -74,7 +74,7 @@ class View:
         hidden: a file that the view is to lack.
 
     Raises:
-        Refused: there can be none here.
+        Refused: there can be no view here.
     """
 
     def __init__(
@@ -86,9 +86,9 @@ class View:
         place = Path(os.path.realpath(place)) / "view"
         if place.is_relative_to(self.folder):
             raise Refused(f"the folder for temporary files, {place.parent.parent}, is in it")
-        owner = os.stat(self.folder)
-        if os.geteuid() != 0 and (owner.st_uid, owner.st_gid) != (os.geteuid(), os.getegid()):
-            # What is there could not be changed: a user namespace has no other ids.
+        folder_stat = os.stat(self.folder)
+        if os.geteuid() != 0 and (folder_stat.st_uid, folder_stat.st_gid) != (os.geteuid(), os.getegid()):
+            # The files there could not be changed: a user namespace maps no other ids.
             raise Refused("it belongs to another user or group")
         self._place = place
         self.upper, self._work = place / "upper", place / "work"
@@ -100,9 +100,9 @@ class View:
             for folder in (self.upper, self._work):
                 folder.mkdir(parents=True)
             if cache is not None:
-                # Compiled code is the study's, and lasts longer than the launch that is the first to compile.
+                # Compiled code belongs to the study, and outlives the launch that is the first to compile.
                 Path(cache).mkdir(parents=True, exist_ok=True)
-            # What the script makes there has the group and the mode that it would have had.
+            # What the script creates there gets the group and mode that it would have had in the folder.
             shutil.copymode(self.folder, self.upper)
         except OSError as error:
             raise Refused(f"{place} cannot be written ({error.strerror})") from error
@@ -117,32 +117,38 @@ class View:
         """Start a command in the view.
 
         Raises:
-            Refused: the kernel does not let us.
+            Refused: the kernel does not allow it.
             OSError: the command cannot be run.
         """
-        ours, theirs = os.pipe()
-        with open(ours, "rb") as answer:
+        reading, writing = os.pipe()
+        with open(reading, "rb") as answer:
             plan = view_entry.EntryPlan(
-                theirs, str(self.folder), str(self.upper), str(self._work), str(self._runs_in), self._kept, self._hidden
+                writing,
+                str(self.folder),
+                str(self.upper),
+                str(self._work),
+                str(self._runs_in),
+                self._kept,
+                self._hidden,
             )
-            # Without site and variables of Python's, which are for the command alone.
+            # Without `site` and Python's environment variables, which are meant for the command alone.
             enter = [sys.executable, "-I", "-S", view_entry.__file__, *plan.words(), *words]
             try:
-                process = subprocess.Popen(enter, env=env, pass_fds=[theirs], **how)
+                process = subprocess.Popen(enter, env=env, pass_fds=[writing], **how)
             finally:
-                os.close(theirs)
-            # It ends when the command begins.
-            told = answer.read().decode(errors="replace").splitlines()
-        if told == ["entered"]:
+                os.close(writing)
+            # The pipe is closed when the command begins.
+            lines = answer.read().decode(errors="replace").splitlines()
+        if lines == ["entered"]:
             return process
         code = process.wait()
-        if told and told[-1].startswith("errno "):
-            number = int(told[-1].split()[1])
+        if lines and lines[-1].startswith("errno "):
+            number = int(lines[-1].split()[1])
             raise OSError(number, os.strerror(number))
-        raise Refused(told[0].removeprefix("refused ") if told else f"its process ended with exit code {code}")
+        raise Refused(lines[0].removeprefix("refused ") if lines else f"its process ended with exit code {code}")
 
     def written(self, path: Path) -> Path:
-        """Return where a file lies that the command writes."""
+        """Return the actual path of a file that the command writes."""
         inside = self._has(path) and not any(path.is_relative_to(kept) for kept in self._kept)
         return self.upper / path.relative_to(self.folder) if inside else path
 
@@ -168,12 +174,12 @@ class View:
         Raises:
             Outgrown: it has.
         """
-        # Others may write there, too.
+        # Other processes may write there, too.
         if self._free_bytes - self._left_bytes() <= MOST_BYTES:
             return
         sizes = _sizes(self.upper)
         largest = max(sizes, key=lambda name: sizes[name], default=None)
-        # While a file is being copied, because it was opened for writing, it is nowhere to be seen.
+        # A file that is being copied, because it was opened for writing, is not visible meanwhile.
         if sum(sizes.values()) > MOST_BYTES or _written_bytes(pid) > MOST_BYTES:
             raise Outgrown(
                 f"the script writes more than {MOST_BYTES >> 30} GiB there, or opens as much for writing"
@@ -188,27 +194,27 @@ class View:
 
 
 def _written_bytes(pid: int) -> int:
-    """Return how much a process and its children have written, to wherever."""
-    found = 0
+    """Return how much a process and its children have written, wherever it went."""
+    written = 0
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
-        for each in (process, *process.children(recursive=True)):
+        for member in (process, *process.children(recursive=True)):
             with contextlib.suppress(psutil.Error):
-                found += each.io_counters().write_bytes
-    return found
+                written += member.io_counters().write_bytes
+    return written
 
 
 def temporary_folder() -> Path | None:
-    """Return the temporary folder of this launch, which the template has made (`autotune.child.temporary`)."""
-    found = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
-    return None if found is None else Path(found)
+    """Return the temporary folder of this launch, which the template has created (`autotune.child.temporary`)."""
+    folder = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
+    return None if folder is None else Path(folder)
 
 
 def first_look(spec: TrialSpec, command: CommandRef, beats: Beats, look: Callable[[TrialSpec, Beats], Probe]) -> Probe:
-    """Look at a command over a view, or else without one, and tell in what is found which of them it was.
+    """Probe a command in a view, or else without one, and record in the probe which it was.
 
-    Where a view does not suit the script (the kernel lets us make one, and refuses what the script does in it), it is
-    looked at again without one. Later launches are to do as this one did.
+    If a view does not suit the script (the kernel lets us create one, but refuses what the script does in it), the
+    command is probed again without one. Later launches are to do as this one did.
 
     Args:
         look: the probe of a spec's command.
@@ -241,7 +247,7 @@ def _refusal(spec: TrialSpec, command: CommandRef) -> str | None:
 
 
 def _unfit(error: BaseException) -> str | None:
-    """Return why a script that has failed in a view may do better without one, as a clause; ``None`` if it may not."""
+    """Return why a script that has failed in a view may succeed without one, as a clause; ``None`` if it may not."""
     if isinstance(error, Outgrown | MachineError):
         return str(error)
     link: BaseException | None = error
@@ -256,19 +262,19 @@ def _unfit(error: BaseException) -> str | None:
 
 
 def _kept(command: CommandRef, ours: Sequence[str]) -> Iterator[str]:
-    """Yield the files and folders that stay themselves, wherever they are."""
-    named = [os.environ[name] for name in _CACHES if os.environ.get(name)]
+    """Yield the files and folders that are left out of a view, wherever they are."""
+    caches = [os.environ[name] for name in _CACHES if os.environ.get(name)]
     program = shutil.which(os.path.join(command.folder, command.words[0])) or shutil.which(command.words[0])
     environments = [os.environ.get("VIRTUAL_ENV"), os.environ.get("CONDA_PREFIX")]
     environments += [os.path.join(command.folder, name) for name in _ENVIRONMENTS]
     if program is not None:
         environments.append(os.path.dirname(os.path.dirname(os.path.abspath(program))))
-    found = [path for path in environments if path and any(os.path.exists(f"{path}/{name}") for name in _MARKS)]
-    yield from filter(os.path.exists, dict.fromkeys((*ours, os.path.expanduser("~/.cache"), *named, *found)))
+    existing = [path for path in environments if path and any(os.path.exists(f"{path}/{name}") for name in _MARKS)]
+    yield from filter(os.path.exists, dict.fromkeys((*ours, os.path.expanduser("~/.cache"), *caches, *existing)))
 
 
 def _wrote(folder: str) -> LeftFiles | None:
-    """Return what was written in the view of this launch, but for Python's bytecode."""
+    """Return what was written in the view of this launch, except Python's bytecode."""
     place = temporary_folder()
     sizes = {} if place is None else _sizes(place / "view" / "upper")
     if not sizes:
@@ -279,61 +285,62 @@ def _wrote(folder: str) -> LeftFiles | None:
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    """Return the sizes of the files below a folder, by their names relative to it; of very many, of some."""
-    found: dict[str, int] = {}
+    """Return the sizes of the files below a folder, by their paths relative to it; if there are very many, of some of
+    them."""
+    sizes: dict[str, int] = {}
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name != "__pycache__"]
         for name in names:
             with contextlib.suppress(OSError):
-                seen = os.lstat(os.path.join(place, name))
-                # What was removed is there as a device.
-                if stat.S_ISREG(seen.st_mode):
-                    found[os.path.relpath(os.path.join(place, name), folder)] = seen.st_size
-        if len(found) > _LOOKED_AT:
+                entry = os.lstat(os.path.join(place, name))
+                # A file that was removed appears as a device.
+                if stat.S_ISREG(entry.st_mode):
+                    sizes[os.path.relpath(os.path.join(place, name), folder)] = entry.st_size
+        if len(sizes) > _LOOKED_AT:
             break
-    return found
+    return sizes
 
 
-# The folders that a launch of a script has for itself, what its words and variables mean in one of them, and an
-# environment in which experiment trackers are silent.
+# The folders that a launch of a script has for itself, how its words and variables keep their meaning in one of them,
+# and an environment in which experiment trackers are silent.
 
-#: Options of Python by which the current folder is a place to import from.
+#: Options of Python that make the current folder a place to import from.
 _IMPORTS = ("-m", "-c")
-#: Variables that keep trackers from sending anything, with the values of a user's that do so as well. What a script
-#: itself says in its calls comes first, whatever these say.
+#: Variables that keep trackers from sending anything, with the values that a user may have set to the same effect. What
+#: a script itself passes in its calls takes precedence over them.
 _SILENT = {
     "WANDB_MODE": ("disabled", "offline", "dryrun"),
-    # Of `Experiment`, of `comet_ml.start`, and of transformers' callback.
+    # For `Experiment`, for `comet_ml.start`, and for the callback of transformers.
     "COMET_AUTO_LOG_DISABLE": ("1", "true"),
     "COMET_START_ONLINE": ("0", "false"),
     "COMET_MODE": ("DISABLED", "OFFLINE"),
-    # Both of neptune's clients know it.
+    # Both clients of neptune read it.
     "NEPTUNE_MODE": ("offline", "debug", "disabled"),
     "CLEARML_OFFLINE_MODE": ("1", "true"),
     "SWANLAB_MODE": ("disabled", "offline", "local"),
-    # Since MLflow 3.13, files as its store have to be allowed.
+    # Since MLflow 3.13, a store in files has to be allowed.
     "MLFLOW_ALLOW_FILE_STORE": ("true",),
 }
-#: Variables for folders in which they keep what they do not send.
+#: Variables for the folders in which trackers keep what they do not send.
 _THROWN_AWAY = (
     "COMET_OFFLINE_DIRECTORY", "NEPTUNE_DATA_DIRECTORY", "NEPTUNE_LOG_DIRECTORY", "CLEARML_CACHE_DIR", "TRACKIO_DIR",
 )  # fmt: skip
 #: The same for MLflow, as URIs.
 _STORES = ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI")
-#: What names something in the user's own store, or where to send to.
+#: Variables that name something in the user's own store, or a place to send to.
 _LEFT_OUT = (
     "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_WEBHOOK_URL",
 )  # fmt: skip
 
 
 def prepare(command: CommandRef, files: LaunchFiles) -> tuple[Path, Path | None]:
-    """Make the folders that a launch has for itself.
+    """Create the folders that a launch has for itself.
 
     Returns:
-        where it runs, and the folder that it is told to write to, if it is.
+        where the launch runs, and the folder that it is told to write to, if any.
     """
     for folder, wanted in ((files.scratch, command.scratch), (files.output, command.output_flag is not None)):
-        # An attempt before this one may have been killed.
+        # An earlier attempt may have been killed.
         shutil.rmtree(folder, ignore_errors=True)
         if wanted:
             folder.mkdir()
@@ -344,8 +351,8 @@ def prepare(command: CommandRef, files: LaunchFiles) -> tuple[Path, Path | None]
 
 
 def elsewhere(words: Sequence[str], folder: str) -> list[str]:
-    """Return words that mean in any folder what they mean in this one: the files and folders that they name, also after
-    ``--option=``, are named in full. A program without a slash is looked for in ``PATH``."""
+    """Return words that mean the same in any folder as in this one: the files and folders that they name, also after
+    ``--option=``, are given by their full paths. A program without a slash is looked up in ``PATH``."""
     return [word if not i and os.sep not in word else _in_full(word, folder) for i, word in enumerate(words)]
 
 
@@ -356,21 +363,21 @@ def _in_full(word: str, folder: str) -> str:
 
 
 def importing(env: Mapping[str, str], words: Sequence[str], folder: str) -> dict[str, str]:
-    """Return an environment in which Python finds in any folder the modules that it finds in this one."""
-    own = [folder] if any(option in words for option in _IMPORTS) else []
+    """Return an environment in which Python finds the same modules in any folder as in this one."""
+    first = [folder] if any(option in words for option in _IMPORTS) else []
     outer = [os.path.join(folder, place) for place in env.get("PYTHONPATH", "").split(os.pathsep) if place]
-    return {**env, "PYTHONPATH": os.pathsep.join([*own, *outer])} if own or outer else dict(env)
+    return {**env, "PYTHONPATH": os.pathsep.join([*first, *outer])} if first or outer else dict(env)
 
 
 def silent(env: Mapping[str, str], place: Path) -> dict[str, str]:
     """Return an environment in which experiment trackers send nothing.
 
     Args:
-        place: a folder that is removed with the launch. What they write goes there.
+        place: a folder that is removed with the launch. What the trackers write goes there.
     """
-    found = {name: value for name, value in env.items() if name not in _LEFT_OUT}
+    silenced = {name: value for name, value in env.items() if name not in _LEFT_OUT}
     for name, values in _SILENT.items():
         if env.get(name, "").lower() not in map(str.lower, values):
-            found[name] = values[0]
-    found |= {name: str(place / "trackers" / name.split("_")[0].lower()) for name in _THROWN_AWAY}
-    return found | {name: (place / "trackers" / "mlflow").as_uri() for name in _STORES}
+            silenced[name] = values[0]
+    silenced |= {name: str(place / "trackers" / name.split("_")[0].lower()) for name in _THROWN_AWAY}
+    return silenced | {name: (place / "trackers" / "mlflow").as_uri() for name in _STORES}

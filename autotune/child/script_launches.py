@@ -1,4 +1,4 @@
-"""The launches of a script: asked what it is, measured, or believed when it tells its own rate."""
+"""The launches of a script: probed, measured, or taken at its word when it reports its own rate."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ from autotune.machine.gpu import NvmlUnavailable, gpus, visible
 from autotune.machine.host import tree_memory_bytes
 from autotune.training.feed import LONGEST_EPOCH_S, MOSTLY_STEADY, NEVER_STEADY
 
-# Launches of a command: a script of the user's trains under a configuration, until its rate or the losses of its first
-# steps are known.
+# Launches of a command: a user's script trains under a configuration until its rate or the losses of its first steps
+# are known.
 
-#: Of a script whose epochs end early, so many losses are enough: it may end with the last of them.
+#: Of a script whose epochs are ended early, this many losses are enough: it may end with the last of its epochs.
 FEWEST_LOSSES = 8
-#: A step waited for its loader if that took more than this fraction of it.
+#: A step counts as waiting for its loader if the wait took more than this fraction of it.
 WAITED = 0.05
-#: A launch may take twice as many whole steps, if they take longer than it should.
+#: The time limit of a launch is at least this many whole steps.
 _FEW = 2
-#: An epoch of at most so many steps is measured whole if that takes no longer.
+#: An epoch of at most this many steps is measured whole if that takes no longer.
 FEW_STEPS = 8
 
 
@@ -65,11 +65,11 @@ def measure_command(spec: TrialSpec, beats: Beats, clock: Clock, began: float, k
 
     Args:
         began: `clock` reading at the start of the launch; start-up time is counted from it.
-        kept: with the script that is measured, if one is kept.
+        kept: holds the script to measure, if one is kept.
 
     Raises:
         Slow: the rate is certainly below the plan's threshold.
-        Unlike: it does not train on its batches as the baseline does.
+        Unlike: the script does not train on its batches as the baseline does.
         Disturbed: other processes kept the machine too busy to measure.
         WorkloadError: the script ended too early, or does not train as far as can be seen.
         Exception: what the script did not catch.
@@ -83,7 +83,7 @@ def measure_command(spec: TrialSpec, beats: Beats, clock: Clock, began: float, k
         try:
             return _Watched(spec, command, script, around, beats, began, startup_s).measurement()
         except (Disturbed, Slow):
-            # The script goes on, for others.
+            # The script goes on, for other launches.
             kept.pause()
             raise
 
@@ -91,7 +91,7 @@ def measure_command(spec: TrialSpec, beats: Beats, clock: Clock, began: float, k
 def check_command(spec: TrialSpec, beats: Beats) -> TrainCheck:
     """Run ``spec.command`` under ``spec.config`` for the losses of its first steps, and end it.
 
-    A loss that is not finite is a result here, not a failure. Which tensors change is not looked at. What its loaders
+    A loss that is not finite is a result here, not a failure. Whether tensors change is not checked. What its loaders
     deliver is noted, if the plan says so.
 
     Raises:
@@ -106,14 +106,14 @@ def check_command(spec: TrialSpec, beats: Beats) -> TrainCheck:
     trail = script.trail
     try:
         for _ in script.looks():
-            # What a reference delivers is known.
+            # What the reference delivers is already known.
             over = plan.reference or log.is_over()
             if not all(map(math.isfinite, trail.losses)) or (len(trail.losses) >= plan.steps and over):
                 break
     except Exception:
-        # A script may not expect that its epochs end early. The one that it is compared with got through two of them.
-        known = plan.deliveries is not None and plan.deliveries.epochs > 1
-        if known or not log.has_ended_early or len(trail.losses) < min(plan.steps, FEWEST_LOSSES):
+        # A script may fail because its epochs are ended early. The one it is compared with got through two of them.
+        survived = plan.deliveries is not None and plan.deliveries.epochs > 1
+        if survived or not log.has_ended_early or len(trail.losses) < min(plan.steps, FEWEST_LOSSES):
             raise
     finally:
         script.end()
@@ -128,10 +128,10 @@ def check_command(spec: TrialSpec, beats: Beats) -> TrainCheck:
 
 @dataclass
 class _Warm:
-    """The warm-up: its steps, how long they took together, and whether the loader's head start was used up.
+    """The warm-up: its number of steps, their total time, and whether the loader's head start was used up.
 
     Attributes:
-        own: those of them that nothing else was seen in.
+        own: those of its steps in which nothing else was observed.
     """
 
     steps: int = 0
@@ -157,20 +157,20 @@ class _Watched:
         self._around = around
         self._beats = beats
         self._began = began
-        #: Of a script that an earlier launch has started.
+        #: The start-up time of a script that an earlier launch has started.
         self._startup_s = startup_s
         self._windows = Windows(spec.plan, around.cores)
         self._turns_s: list[float] = []
         self._trained = Trained()
         #: Seconds of steps in the middle of an epoch.
         self._inside_s: list[float] = []
-        #: Windows are whole epochs.
+        #: Whether windows are whole epochs.
         self._whole = False
         self._pauses = Pauses()
         self._counts_samples = bool(command.samples_per_step) or BATCH_SIZE.name in entering.set_by(command)
-        #: An epoch's, about, and since the windows began.
+        #: Approximate seconds of an epoch; and seconds since the windows began.
         self._epoch_s = self._elapsed_s = 0.0
-        #: As `SeenLoader.made`, when the windows began.
+        #: `SeenLoader.made` when the windows began.
         self._made_before = (0, 0.0)
 
     def measurement(self) -> Measurement:
@@ -187,21 +187,23 @@ class _Watched:
             self._beats.enter(Phase.WARMUP)
         warm = self._warm_up(steps, first)
         if self._startup_s is not None:
-            # It is what compiling is counted as.
+            # The first step is counted as compilation.
             warm.seconds -= first.seconds
         self._beats.enter(Phase.MEASURE)
         self._made_before = trail.loader.made if trail.loader is not None else (0, 0.0)
         self._windows.whole_epochs = self._whole = self._are_whole(warm, trail.loader)
         self._measure(steps)
         windows = self._windows
-        found = trail.known(self._found(warm, startup_s, compile_s), self._spec) if len(windows.kept) > 1 else None
+        measurement = (
+            trail.known(self._found(warm, startup_s, compile_s), self._spec) if len(windows.kept) > 1 else None
+        )
         if windows.slow:
-            raise Slow(windows.rate.per_s, found)
-        if found is None and windows.discarded:
+            raise Slow(windows.rate.per_s, measurement)
+        if measurement is None and windows.discarded:
             raise windows.disturbed(self._elapsed_s)
-        if found is None:
+        if measurement is None:
             raise too_short(self._script) if self._script.has_ended else never_inside(trail)
-        return found
+        return measurement
 
     def _next(self, steps: Iterator[SeenStep]) -> SeenStep:
         for step in steps:
@@ -209,9 +211,9 @@ class _Watched:
         raise too_short(self._script)
 
     def _warm_up(self, steps: Iterator[SeenStep], step: SeenStep) -> _Warm:
-        """Let the script train until its loader's head start is used up, as far as can be told from its waits."""
+        """Let the script train until its loader's head start is used up, as far as its waits show that."""
         plan, warm, waited = self._spec.plan, _Warm(), 0
-        # One that has trained already is warm but for what is set now.
+        # A script that has trained already is warm, except for the new settings.
         least = plan.warmup_steps if self._startup_s is None else 1
         while True:
             warm.steps += 1
@@ -227,7 +229,7 @@ class _Watched:
             step = self._next(steps)
 
     def _are_whole(self, warm: _Warm, loader: SeenLoader | None) -> bool:
-        """Return whether windows are whole epochs, with their turns: short ones have no steady part."""
+        """Return whether windows are to be whole epochs, with their turns: short epochs have no steady part."""
         batches = None if loader is None else loader.epoch_batches
         if loader is None or batches is None or not warm.own:
             return False
@@ -247,13 +249,14 @@ class _Watched:
         self._around.read()
         began: float | None = None
         taken: list[SeenStep] = []
-        #: Of whole epochs, or from pause to pause: one has begun, and nothing was seen in it that cannot be told apart.
+        #: For windows of whole epochs, or from pause to pause: one has begun, and nothing was observed in it that
+        #: cannot be separated from its steps.
         inside, longest_s = False, plan.max_measure_s
         for step in steps:
             began = step.ended_at - step.seconds if began is None else began
             self._elapsed_s = step.ended_at - began
             if self._whole and loader is not None and loader.epoch_batches is None:
-                # It goes on for ever.
+                # The epoch turned out to be endless.
                 self._whole = self._windows.whole_epochs = False
                 taken = []
             if step.turned and step.own_s is not None:
@@ -265,7 +268,7 @@ class _Watched:
                 raise Unlike(self._script.trail.failed, LEAVES)
             if self._whole:
                 if step.began:
-                    # The last one is over. Several, if they are short, are one window.
+                    # The last epoch is over. Several short epochs make one window.
                     closed = self._seconds(taken) >= plan.min_window_s and self._close(taken)
                     taken, inside = [] if closed else taken, True
                 inside = inside and step.own_s is not None
@@ -274,8 +277,8 @@ class _Watched:
                 else:
                     taken = []
             else:
-                paused, anew = self._paused(step, loader)
-                if anew:
+                paused, restarts = self._paused(step, loader)
+                if restarts:
                     taken, inside = [], False
                 by_pauses = self._windows.whole_epochs
                 if not step.whole:
@@ -292,17 +295,17 @@ class _Watched:
                 if self._windows.over(self._elapsed_s):
                     return
             elif not taken:
-                # What went on meanwhile is no window's business.
+                # What went on meanwhile belongs to no window.
                 self._around.read()
             if step.whole:
-                # One step alone is no rate, however long it takes.
+                # A single step does not make a rate, however long it takes.
                 longest_s = max(longest_s, _FEW * step.seconds)
             if not taken and self._elapsed_s > 2 * max(longest_s, self._epoch_s if self._whole else 0.0):
                 return
 
     def _paused(self, step: SeenStep, loader: SeenLoader | None) -> tuple[bool, bool]:
-        """Return whether there was a pause in a step, and whether windows are others from now on: from pause to pause,
-        or whole epochs where each has pauses of its own."""
+        """Return whether there was a pause in a step, and whether windows change from now on: to run from pause to
+        pause, or to be whole epochs where each has its own pauses."""
         pauses = self._pauses
         paused = step.whole and pauses.add(step)
         if step.began:
@@ -310,16 +313,17 @@ class _Watched:
         self._whole = pauses.regular and pauses.across and self._has_epochs(loader)
         if not self._whole and pauses.regular == self._windows.whole_epochs:
             return paused, False
-        # Windows that were closed without a look at pauses are none.
+        # Windows that were closed without regard to pauses do not count.
         self._windows = Windows(self._spec.plan, self._around.cores)
         self._windows.whole_epochs = pauses.regular
         return paused, True
 
     def _has_epochs(self, loader: SeenLoader | None) -> bool:
-        """Return whether there is time for as many epochs as there are to be windows."""
-        known = loader is not None and loader.epoch_batches is not None
+        """Return whether there is time for as many epochs as windows are needed."""
+        has_length = loader is not None and loader.epoch_batches is not None
         return (
-            known and max(self._pauses.period_s, self._epoch_s) <= self._spec.plan.max_measure_s / stats.FEWEST_WINDOWS
+            has_length
+            and max(self._pauses.period_s, self._epoch_s) <= self._spec.plan.max_measure_s / stats.FEWEST_WINDOWS
         )
 
     def _seconds(self, taken: list[SeenStep]) -> float:
@@ -338,8 +342,8 @@ class _Watched:
             around=around,
             discarded=reason_to_discard(around, self._around.cores, self._spec.plan.busy_cores),
         )
-        own = [(step.own_s or 0.0, min(step.wait_s, step.own_s or 0.0)) for step in taken]
-        timed = tuple(Timed(own_s, wait_s, own_s - wait_s, 0.0) for own_s, wait_s in own)
+        times = [(step.own_s or 0.0, min(step.wait_s, step.own_s or 0.0)) for step in taken]
+        timed = tuple(Timed(own_s, wait_s, own_s - wait_s, 0.0) for own_s, wait_s in times)
         self._windows.add(Block(window, timed, energy_j=energy_j))
         unlike = self._trained.unlike(self._spec.plan.per_batch)
         if unlike is not None:
@@ -347,16 +351,16 @@ class _Watched:
         return True
 
     def _samples(self, step: SeenStep) -> int:
-        """Return the samples of a step: as told, or as seen, or those of the batch that the command sets; 1 where
-        nothing tells them, so that the rate is one of steps."""
+        """Return the samples of a step: as the user states them, as observed, or those of the batch that the command
+        sets; 1 where they are unknown, so that the rate is one of steps."""
         if step.samples is not None and not self._command.samples_per_step:
             self._counts_samples = True
             return step.samples
         return entering.samples_in_step(self._command, self._spec.config)
 
     def _capacity_per_s(self) -> float | None:
-        """Return what the loader's workers could deliver, by the time that each takes for a batch; ``None`` if that was
-        not seen."""
+        """Return how many samples per second the loader's workers could deliver, from the time that each takes for a
+        batch; ``None`` if that was not observed."""
         loader = self._script.trail.loader
         if loader is None or not loader.batch_size:
             return None
@@ -383,7 +387,7 @@ class _Watched:
         loader = trail.loader
         epoch = round((loader.epoch_batches or 0) * (loader.batch_size or 0)) if loader is not None else 0
         steady = windows.rate
-        # Whole epochs have their turns in them.
+        # Whole epochs include their turns.
         rate = steady if self._whole else stats.with_epoch_turn(steady, turn_s if epoch else None, epoch)
         device_s = sum(step.device_s for step in steps)
         host_bytes = tree_memory_bytes(self._script.pid)
@@ -425,24 +429,25 @@ class _Watched:
         )
 
 
-# The probe of a program that is not looked into: it tells its own rate, and its command sets all that is searched.
+# The probe of a program that the agent does not enter: it reports its own rate, and its command sets everything that is
+# searched.
 
 
 NOT_INSIDE = "the program is not looked into, and its command does not set it"
 
 
 def probe_program(spec: TrialSpec, command: CommandRef, beats: Beats) -> Probe:
-    """Run a program until it has told its rate twice, end it, and return what can be known of it.
+    """Run a program until it has reported its rate twice, end it, and return what can be known about it.
 
     Raises:
-        WorkloadError: it ended before that, or what it told is no number.
+        WorkloadError: it ended before that, or what it reported is not a number.
     """
     script = ScriptProcess(spec, command, beats)
     try:
-        told = next(islice(script.steps(), 1), None)
+        step = next(islice(script.steps(), 1), None)
     finally:
         script.end()
-    if told is None:
+    if step is None:
         raise too_short(script)
     return _probe(spec, command)
 
@@ -458,7 +463,7 @@ def _probe(spec: TrialSpec, command: CommandRef) -> Probe:
     cards = [] if isinstance(listed, NvmlUnavailable) else visible(listed, os.environ.get("CUDA_VISIBLE_DEVICES"))
     card = cards[0] if cards and spec.devices[0] != "cpu" else None
     batch = command.samples_per_step or (spec.batch_size if "batch_size" in in_command else 1)
-    # What it could do, its author has written into its command; only of the machine something is known.
+    # What the program can do is written into its command by its author; only facts about the machine are known.
     return Probe(
         torch_version="",
         torchvision_version="",
@@ -494,12 +499,13 @@ def _probe(spec: TrialSpec, command: CommandRef) -> Probe:
     )
 
 
-# The probe of a command: a script of the user's trains for some steps as it stands, and is asked what it does itself
+# The probe of a command: a user's script trains for some steps as it stands, and the agent reports what it does itself
 # and what could be set from outside.
 
 
 def probe_command(spec: TrialSpec, beats: Beats, began: float, kept: KeptScript) -> Probe:
-    """Run ``spec.command`` until all that it trains with has been seen, and end it, or keep it, if that is asked for.
+    """Run ``spec.command`` until everything that it trains with has been observed, and end it, or keep it if
+    ``spec.keeps``.
 
     Args:
         began: reading of the host's monotonic clock at the start of the launch.
@@ -514,7 +520,7 @@ def probe_command(spec: TrialSpec, beats: Beats, began: float, kept: KeptScript)
     if command.rate is not None:
         return probe_program(spec, command, beats)
     in_command = entering.set_by(command)
-    # Of a look before this one.
+    # A script that an earlier look has kept.
     kept.end()
     plan, files = DeliveryPlan(), LaunchFiles(Path(spec.folder))
     log = DeliveryLog(plan, files)
@@ -523,22 +529,23 @@ def probe_command(spec: TrialSpec, beats: Beats, began: float, kept: KeptScript)
         with contextlib.suppress(OSError):
             # Some file systems have no pipes.
             commands = commands_pipe(files)
-    asked = entering.question(in_command=in_command)
-    # The order of its samples is the same in launches with which it is compared, if the script draws it.
+    question = entering.question(in_command=in_command)
+    # With the seed, a script that draws the order of its samples draws the same one in the launches that it is compared
+    # with.
     pipe = None if commands is None else files.turns
-    script = ScriptProcess(spec, command, beats, asked=asked, seed=plan.seed, deliveries=plan, commands=pipe)
+    script = ScriptProcess(spec, command, beats, asked=question, seed=plan.seed, deliveries=plan, commands=pipe)
     trail, steps_s = script.trail, list[float]()
     try:
         for _ in script.looks():
             steps_s += [step.seconds for step in script.found if step.whole]
-            over = log.is_over() or (trail.own is not None and not log.has_begun)
-            if trail.own is not None and over:
+            done = log.is_over() or (trail.own is not None and not log.has_begun)
+            if trail.own is not None and done:
                 if commands is not None and trail.own["machine"]["ranks"] == 1 and not log.persists:
                     startup_s = max(0.0, (trail.began_at or began) - began)
                     kept.hold(script, spec, commands, startup_s, cut=log.has_ended_early)
                 break
     except Exception:
-        # A script may not expect that its epochs end early. What was to be seen of its training has been seen.
+        # A script may fail because its epochs are ended early. What its training had to show has been observed.
         if trail.own is None or not log.has_ended_early:
             raise
     finally:
@@ -552,15 +559,15 @@ def probe_command(spec: TrialSpec, beats: Beats, began: float, kept: KeptScript)
             "no loader was seen, so nobody would count the samples of other batch sizes",
             advice=f"leave --map {BATCH_SIZE.name} out.",
         )
-    found = probe_of(command, trail, trail.own, in_command, spec.workload, device=spec.devices[0])
-    if found.device != "cpu" and spec.devices[0] == "cpu":
+    probe = probe_of(command, trail, trail.own, in_command, spec.workload, device=spec.devices[0])
+    if probe.device != "cpu" and spec.devices[0] == "cpu":
         raise WorkloadError("the script trains on CUDA, and the CPU was asked for", advice="leave --device out.")
     deliveries = log.found()
-    outside = {name: dict(answers) for name, answers in found.outside.items()}
-    for name, answer, why in refused_by(deliveries, found.own or {}) if deliveries is not None else ():
+    outside = {name: dict(answers) for name, answers in probe.outside.items()}
+    for name, answer, why in refused_by(deliveries, probe.own or {}) if deliveries is not None else ():
         outside.setdefault(name, {}).setdefault(answer, why)
     step_s = median(steps_s) if steps_s else None
-    return found.model_copy(update={"deliveries": deliveries, "outside": outside, "step_s": step_s})
+    return probe.model_copy(update={"deliveries": deliveries, "outside": outside, "step_s": step_s})
 
 
 def probe_of(
@@ -572,14 +579,14 @@ def probe_of(
     *,
     device: str = "cuda:0",
 ) -> Probe:
-    """Return what is known of a script from what it does itself.
+    """Return what is known about a script from what it does by itself.
 
     Args:
-        told: facts and answers of the agent, which was asked the `question`. in_command: knobs that the command sets.
-        workload: how the script is called. device: its card, if it trains on one.
+        told: facts and answers of the agent, which was given the plan of `entering.question`. in_command: knobs that
+            the command sets. workload: how the script is called. device: its card, if it trains on one.
 
     Raises:
-        WorkloadError: autotune knows nothing of the device that it trains on.
+        WorkloadError: autotune does not know the device that it trains on.
     """
     card = device
     machine, model, optimizer = told["machine"], told["model"], told["optimizer"]
@@ -595,7 +602,7 @@ def probe_of(
     }
     own = {name: value for name, knob in KNOBS.items() if (value := knob.own_outside(facts)) is not None}
     placed = entering.places(command.words)
-    # Without a loader nothing tells samples, and rates are in steps.
+    # Without a loader the samples are unknown, and rates are in steps.
     own.setdefault(BATCH_SIZE.name, command.samples_per_step or 1)
     offers = {"for-loop": True, "foreach": "foreach" in optimizer, "fused": "fused" in optimizer}
     compiler, compiler_lack = compiler_here(machine["capability"][0] if cuda else None)
@@ -622,7 +629,7 @@ def probe_of(
         compiler=compiler,
         compiler_lack=compiler_lack,
         worker_start_method=machine["start_method"],
-        # Launchers of scripts ask for one thread, and there may be more cores than that.
+        # Launchers of scripts set one thread, and there may be more cores than that.
         cores=max(told["process"]["threads"], torch.get_num_threads()),
         multiprocessors=machine.get("multiprocessors"),
         workload_sha256=workload.sha256,
@@ -639,7 +646,7 @@ def probe_of(
         parameters=model.get("parameters") or optimizer["parameters"],
         dataset_samples=samples,
         sample_bytes=None,
-        # Of what has a place, the value is what has just been put there.
+        # The value of a knob that has a place in the command is just what has been put there.
         own={name: value for name, value in own.items() if name not in placed},
         outside=outside,
         in_command=tuple(sorted(in_command)),

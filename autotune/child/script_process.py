@@ -1,4 +1,4 @@
-"""A script of the user's in a process of its own, watched from outside."""
+"""A user's script in a process of its own, watched from outside."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from autotune.machine.host import oom_kill_count
 
 
 class Seen(Protocol):
-    """A script that has been watched; see `ScriptProcess`."""
+    """A script that was watched; see `ScriptProcess`."""
 
     trail: Trail
     in_background: bool
 
 
 def too_short(script: Seen) -> WorkloadError:
-    """Return the error for a script that ended before enough of its training was seen."""
+    """Return the error for a script that ended before enough of its training was observed."""
     trail = script.trail
     if script.in_background and trail.elsewhere != "spawned":
         return WorkloadError(
@@ -88,10 +88,10 @@ def _told_too_little(trail: Readings, taken: int) -> WorkloadError:
 
 
 def trains_elsewhere(how: str) -> WorkloadError:
-    """Return the error for a script that trains where it is not watched.
+    """Return the error for a script that trains in a process that is not watched.
 
     Args:
-        how: its process has come about: ``forked`` or ``spawned``.
+        how: how that process was created: ``forked`` or ``spawned``.
     """
     return WorkloadError(
         f"the script trains in a process that it has {how} itself, and which is not seen",
@@ -100,10 +100,10 @@ def trains_elsewhere(how: str) -> WorkloadError:
 
 
 def updates_unseen(how: str) -> WorkloadError:
-    """Return the error for a script that trains without steps that can be seen.
+    """Return the error for a script that trains without any step that can be observed.
 
     Args:
-        how: as a clause.
+        how: how it does so, as a clause.
     """
     return WorkloadError(
         f"the script trains, and no optimizer of PyTorch takes a step: {how}",
@@ -123,7 +123,7 @@ def kept_out() -> WorkloadError:
 
 
 def never_inside(trail: Trail) -> WorkloadError:
-    """Return the error for a script that goes on training, and none of whose steps can be told from the turns of its
+    """Return the error for a script that keeps training, but none of whose steps can be separated from the turns of its
     epochs and its evaluations."""
     if isinstance(trail, Readings):
         taken = trail.optimizer_steps[0]
@@ -139,40 +139,40 @@ def never_inside(trail: Trail) -> WorkloadError:
     )
 
 
-# A script of the user's as a child of a launch: started with the agent in it, watched step by step, and ended.
+# A user's script as a child of a launch: started with the agent in it, watched step by step, and ended.
 
 #: How often to look whether steps have ended.
 LOOK_S = 0.02
-#: A script that is kept comes to wait within this, or is kept no longer.
+#: A script that is to be kept must start to wait within this time, or it is ended.
 PAUSE_S = 10.0
 #: More steps than any launch takes.
 _ENDLESS = 10**9
-#: How long a program may take to end when it is asked to, before it is killed; less than the launcher waits.
+#: How long a program may take to end when it is asked to, before it is killed; shorter than the launcher's own wait.
 END_S = 3.0
-#: Programs that start others and are asked to end, since what they have started may be out of reach; by the names of
-#: programs and of Python's modules.
+#: Programs that start others and are asked to end before they are killed, because what they have started may be
+#: out of reach; by the names of programs and of Python modules.
 _STARTERS = frozenset({
     "torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "accelerate.commands.launch",
     "deepspeed", "composer", "colossalai", "horovodrun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun",
     "srun", "jsrun", "flux", "aprun", "docker", "podman", "nerdctl", "ssh", "ray",
 })  # fmt: skip
-#: Python's own options come before.
+#: ``-m`` is looked for among this many first words: Python's own options come before it.
 _MODULE_BEFORE = 6
-#: If a process that is not watched has trained for so long, and the script's own does not, it never will.
+#: If a process that is not watched has trained for this long, and the script's own has not, it never will.
 ELSEWHERE_S = 5.0
-#: If nothing has trained for so long since an exception has ended a thread, that was the script's end: the thread that
-#: trained, and any other.
+#: If nothing has trained for this long since an exception ended a thread, the script is over: for the thread that
+#: trained, and for any other.
 THREAD_S, OTHER_THREAD_S = 2.0, 60.0
-#: If torch has been imported for so long where the agent cannot enter, it never will.
+#: If torch has been imported for this long where the agent could not enter, the agent never will.
 KEPT_OUT_S = 5.0
-#: In the name of the library that each process with torch in it has mapped.
+#: Part of the name of a library that every process with torch in it has mapped.
 _TORCHS = b"libtorch_python"
 _SHELLS = 128
-#: Python's exit code after an exception.
+#: Python's exit code after an uncaught exception.
 _PYTHONS = 1
-#: In which the traceback of that is looked for.
+#: How much of the end of the log is searched for its traceback.
 _LOG_BYTES = 2**14
-#: Attribute of an exception that was raised in a script's process: the frames that it passed there, each ``[file,
+#: Attribute of an exception that was raised in a script's process: the frames it passed through there, each ``[file,
 #: line]``.
 FRAMES = "_autotune_frames"
 
@@ -181,7 +181,7 @@ class ScriptKilled(Exception):
     """A signal ended the script.
 
     Attributes:
-        number: of the signal. by_kernel: the kernel's memory killer has been at work meanwhile.
+        number: of the signal. by_kernel: the kernel's OOM killer has killed something meanwhile.
     """
 
     def __init__(self, number: int, *, by_kernel: bool) -> None:
@@ -191,9 +191,9 @@ class ScriptKilled(Exception):
 
 
 class Terminal:
-    """A terminal for the stdin of a command, which may ask how wide it is. There is nothing to read on it.
+    """A terminal as the stdin of a command, which may ask for its width. There is nothing to read from it.
 
-    Entering it returns the descriptor for the command, which is closed on leaving: nothing, where there are no
+    Entering it returns the descriptor for the command, which is closed on leaving; ``DEVNULL`` where there are no
     terminals.
     """
 
@@ -204,7 +204,7 @@ class Terminal:
             columns, rows = shutil.get_terminal_size()
             termios.tcsetwinsize(self._theirs, (rows, columns))
             modes = termios.tcgetattr(self._theirs)
-            # Whoever reads is told at once that there is nothing.
+            # A read returns at once, with nothing.
             modes[3] &= ~termios.ICANON
             modes[6][termios.VMIN] = modes[6][termios.VTIME] = 0
             termios.tcsetattr(self._theirs, termios.TCSANOW, modes)
@@ -227,20 +227,20 @@ class ScriptProcess:
     """The process of a command, with the agent in it.
 
     Args:
-        spec: with the configuration to run it under.
-        asked: what the agent is told instead of that configuration; see `entering.question`.
-        losses: of how many calls of ``backward`` the agent tells the loss.
-        seed: what random numbers begin with if the script does not say; ``None`` for as they come.
-        commands: a pipe that tells whose turn it is, if configurations are to take turns.
-        deliveries: what its loaders deliver is noted.
+        spec: holds the configuration to run it under.
+        asked: the plan for the agent, in place of that configuration; see `entering.question`.
+        losses: for how many calls of ``backward`` the agent reports the loss.
+        seed: seeds the random numbers if the script does not; ``None`` leaves them unseeded.
+        commands: path of the pipe that tells the agent whose turn it is, if configurations are to take turns.
+        deliveries: how to note what its loaders deliver; ``None`` to note nothing.
 
     Attributes:
-        trail: what the agent has written so far, or a program that is not looked into has told.
-        found: the steps that have ended between the last two looks.
-        in_background: the command has ended, and something that it had started goes on.
+        trail: what the agent has written so far, or what a program without the agent has reported.
+        found: the steps that ended between the last two looks.
+        in_background: the command has ended, but something that it started is still running.
 
     Raises:
-        UsageError: a value for a place in the command is not known.
+        UsageError: there is no value for a place in the command.
         MachineError: the agent cannot enter.
         WorkloadError: the program cannot be run.
     """
@@ -265,52 +265,58 @@ class ScriptProcess:
         self.in_background = False
         self._warm = False
         self._command_rate = command.rate is not None
-        #: When processes that the agent is kept out of were last looked for, and since when there are some.
+        #: When processes that keep the agent out were last looked for, and since when there have been some.
         self._looked_at = time.monotonic()
         self._out_since: float | None = None
-        #: When something was last read of the trail.
+        #: When something was last read from the trail.
         self._read_at = 0.0
-        #: What beats tell.
+        #: The rate that beats report.
         self.rate_per_s: float | None = None
         self._oom_kills = oom_kill_count()
         self._terminal = Terminal()
         folder, output = prepare(command, files)
         words = entering.words_of(command, spec.config, output)
-        own = temporary_folder()
-        # A trial is none of the trainings that its user keeps books on.
-        env: Mapping[str, str] = silent(os.environ, own or files.folder)
+        temporary = temporary_folder()
+        # A trial is not one of the trainings that its user tracks.
+        env: Mapping[str, str] = silent(os.environ, temporary or files.folder)
         tells_in = None if command.rate_file is None else (output or folder) / command.rate_file
-        self._view = _view(spec, command, folder, own, tells_in)
+        self._view = _view(spec, command, folder, temporary, tells_in)
         self._looks = spec.kind is LaunchKind.PROBE
         if command.scratch:
             words = elsewhere(words, command.folder)
             env = importing(env, words, command.folder)
         if command.rate is not None:
-            where = tells_in if tells_in is None or self._view is None else self._view.written(tells_in)
-            self.trail: Trail = Readings(files, command, where, entering.samples_in_step(command, spec.config))
-            # Python would keep what it prints, as nobody seems to read along.
+            rates_path = tells_in if tells_in is None or self._view is None else self._view.written(tells_in)
+            self.trail: Trail = Readings(files, command, rates_path, entering.samples_in_step(command, spec.config))
+            # Without a terminal, Python would buffer what the program prints.
             env = {"PYTHONUNBUFFERED": "1", **env}
         else:
             self.trail = Trail(path)
             in_command = entering.set_by(command)
-            told = asked or entering.plan(spec.config, spec.launch, in_command=in_command)
-            told = {**told, "watch": str(path), "losses": losses, "sockets": None if own is None else str(own)}
+            plan = asked or entering.plan(spec.config, spec.launch, in_command=in_command)
+            plan = {
+                **plan,
+                "watch": str(path),
+                "losses": losses,
+                "sockets": None if temporary is None else str(temporary),
+            }
             if seed is not None:
-                told["seed"] = seed
+                plan["seed"] = seed
             if commands is not None:
-                told["commands"] = str(commands)
+                plan["commands"] = str(commands)
             if command.repeats is not None and deliveries is None:
-                told["repeats"] = command.repeats
+                plan["repeats"] = command.repeats
             if deliveries is not None:
-                told["deliveries"] = told_deliveries(deliveries, files, goes_on=commands is not None)
-            env = entering.entered(env, told, spec.config, in_command=in_command)
-        # Nothing tells when a program begins to train: until its first rate, it may take as long as a first step.
+                plan["deliveries"] = told_deliveries(deliveries, files, goes_on=commands is not None)
+            env = entering.entered(env, plan, spec.config, in_command=in_command)
+        # Nothing shows when a program without the agent begins to train: until its first rate, allow it the time of a
+        # first step.
         beats.enter(Phase.LOAD if command.rate is None else Phase.COMPILE)
         try:
             self._process = self._started(words, env, folder, must=bool(command.view))
         except OSError as error:
             raise WorkloadError(f"{words[0]!r} cannot be run: {error.strerror}") from error
-        # The launcher asks before it kills: the processes of a script are to end in the right order.
+        # The launcher terminates before it kills, so that the processes of a script can be ended in the right order.
         signal.signal(signal.SIGTERM, self._leave)
 
     def _started(
@@ -319,9 +325,9 @@ class ScriptProcess:
         """Start the command, in a view if there is one.
 
         Args:
-            must: there is to be one, because the other launches have it.
+            must: a view is required, because the other launches have one.
         """
-        # A group of its own, to be ended without this process.
+        # A process group of its own, so that it can be ended without this process.
         how: dict[str, Any] = {"env": env, "cwd": folder, "process_group": 0}
         with self._terminal as stdin:
             if self._view is not None:
@@ -338,9 +344,9 @@ class ScriptProcess:
         os._exit(_SHELLS + number)
 
     def go_on(self, beats: Beats) -> None:
-        """Tell from now on another launch how it goes."""
+        """From now on, report progress to another launch."""
         self._beats, self._looks, self.rate_per_s = beats, False, None
-        # What is set now may have to be compiled.
+        # The new settings may have to be compiled.
         beats.enter(Phase.COMPILE)
 
     @property
@@ -354,18 +360,18 @@ class ScriptProcess:
         return self._process.poll() is not None
 
     def steps(self) -> Iterator[SeenStep]:
-        """Yield the steps of the training as they end, but for the very first. It goes on until the script ends.
+        """Yield the steps of the training as they end, except the very first, until the script ends.
 
         Raises:
             ScriptKilled: a signal ended the script.
             WorkloadError: it ended with an exit code other than 0, without an exception.
-            Exception: what the script did not catch, in the shape in which `classify` understands it.
+            Exception: what the script did not catch, in the form that `classify` understands.
         """
         for _ in self.looks():
             yield from self.found
 
     def looks(self) -> Iterator[int]:
-        """Yield the number of steps that an optimizer has taken, again and again, until the script ends.
+        """Keep yielding the number of steps that an optimizer has taken, until the script ends.
 
         Raises: as `steps`.
         """
@@ -376,7 +382,7 @@ class ScriptProcess:
             if self._view is not None and self._looks:
                 self._view.check_size(self.pid)
             if self.trail.lost is not None:
-                # What has gone wrong there may be the script's own, of which it is about to die.
+                # The fault may be the script's own, which is then about to die of it.
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(timeout=END_S)
                     self.trail.read()
@@ -397,13 +403,13 @@ class ScriptProcess:
             taken = max(self.trail.optimizer_steps.values(), default=0)
             self._enter_phases(taken)
             if self.trail.events > before:
-                # Evaluations, and batches that no step has used yet, are signs of life, too.
+                # Evaluations, and batches that no step has used yet, are signs of life as well.
                 self._beats.step(taken, rate_per_s=self.rate_per_s)
             yield taken
             if ended:
                 self._judge()
                 return
-            # Read once more after it: what it wrote last may just have come.
+            # Read once more after the end: what was written last may only just have arrived.
             ended = self._process.poll() is not None
             self.in_background = ended and _has_orphans()
             if not ended and not self.found:
@@ -415,7 +421,8 @@ class ScriptProcess:
         return idle and time.monotonic() - trail.elsewhere_at > ELSEWHERE_S
 
     def _is_kept_out(self) -> bool:
-        """Whether torch is in a process of the script's that the agent could not enter, and in no other, for long."""
+        """Whether, for some time, torch has been loaded only in processes of the script that the agent could not
+        enter."""
         now = time.monotonic()
         if self._command_rate or self.trail.torch_version is not None or now - self._looked_at < KEPT_OUT_S / 5:
             return False
@@ -427,7 +434,7 @@ class ScriptProcess:
         return now - self._out_since > KEPT_OUT_S
 
     def _what_ended_its_thread(self) -> list[list[Any]] | None:
-        """Return the exception that has ended a thread of the script, if nothing has trained since."""
+        """Return the exception that ended a thread of the script, if nothing has trained for long enough since."""
         thread = self.trail.thread
         if thread is None or self.trail.began_at is None:
             return None
@@ -449,7 +456,7 @@ class ScriptProcess:
     def _judge(self) -> None:
         code = self._process.returncode
         if code > _SHELLS:
-            # A shell tells so that its child was ended by a signal.
+            # This is how a shell reports that its child was ended by a signal.
             code = _SHELLS - code
         raised, thread = self.trail.raised, self.trail.thread
         if raised is None and thread is not None and thread.trained:
@@ -463,24 +470,25 @@ class ScriptProcess:
             by_kernel = None not in (kills, self._oom_kills) and (kills or 0) > (self._oom_kills or 0)
             raise ScriptKilled(-code, by_kernel=by_kernel)
         if code == _PYTHONS:
-            # A framework may have caught what ended the script, or it was raised before torch was imported.
-            told = last_words(self._tail_of_log())
-            if told is not None:
-                raise self._told(told)
+            # A framework may have caught what ended the script, or it was raised before torch was imported, out of the
+            # agent's sight.
+            chain = last_words(self._tail_of_log())
+            if chain is not None:
+                raise self._told(chain)
         if code:
-            said = last_line(self._tail_of_log())
+            line = last_line(self._tail_of_log())
             raise WorkloadError(
-                f"the script ended with exit code {code}" + (f" (its last line: {said})" if said else "")
+                f"the script ended with exit code {code}" + (f" (its last line: {line})" if line else "")
             )
 
     def _told(self, chain: list[list[Any]]) -> Exception:
-        """Return the exception that ended the script, or what it comes of."""
-        found = rebuilt(chain)
+        """Return the exception that ended the script, or the full disk that led to it."""
+        error = rebuilt(chain)
         if self._view is not None and self._view.is_full:
             full = self._view.no_room
-            full.__cause__ = found
+            full.__cause__ = error
             return full
-        return found
+        return error
 
     def _tail_of_log(self) -> str:
         try:
@@ -489,17 +497,17 @@ class ScriptProcess:
             return ""
 
     def end(self) -> None:
-        """End the script and what it has started.
+        """End the script and everything it has started.
 
-        There is nothing that a launch has to save, and a script that is asked to end may do more than that: keep its
-        state for the next run, or have itself started again. So nothing is asked but programs that have started it
-        elsewhere, or several times, and who tidies up.
+        A launch has nothing to save, and a script that is asked to end may do more than that: save its state for the
+        next run, or have itself restarted. So everything is killed, except that programs which have started the script
+        elsewhere, or several times, are asked to end first, and processes that tidy up are left to do so.
         """
         processes = _processes(self._process)
         self._beats.processes(process.pid for process in processes)
         starters = [process for process in processes if _starts_others(process)]
         for process in processes:
-            # Parents come first: none sees its children die.
+            # Parents first, so that none sees its children die.
             if process not in starters and not system.tidies_up(process.pid):
                 with contextlib.suppress(psutil.Error):
                     process.kill()
@@ -513,13 +521,14 @@ class ScriptProcess:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         self._process.wait()
-        # What is left behind, the template ends, but for those that remove shared memory.
+        # The template ends what is left, except for processes that remove shared memory.
         self.trail.close()
         self._terminal.close()
 
 
 def _view(spec: TrialSpec, command: CommandRef, folder: Path, own: Path | None, tells_in: Path | None) -> View | None:
-    """Return the view in which a launch is to run, if it is to; without the file in which it tells its rate."""
+    """Return the view that a launch is to run in, without the file in which it reports its rate; ``None`` for no
+    view."""
     if command.view is False:
         return None
     try:
@@ -538,22 +547,22 @@ def _no_view(folder: str | Path, refused: Refused) -> MachineError:
 
 
 def _processes(leader: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """Return the processes of a command that go on, parents before their children; those that have lost their parent,
-    the template has adopted."""
+    """Return the running processes of a command, parents before their children; the template has adopted those that
+    lost their parent."""
     roots = [p for p in psutil.Process(os.getppid()).children() if p.pid != os.getpid()]
-    # Once it has been reaped, its number may be another's.
+    # Once it has been reaped, its pid may be another process's.
     if leader.poll() is None:
         roots.insert(0, psutil.Process(leader.pid))
-    found = []
+    processes = []
     for root in roots:
         with contextlib.suppress(psutil.Error):
-            found += [root, *root.children(recursive=True)]
-    return found
+            processes += [root, *root.children(recursive=True)]
+    return processes
 
 
 def _starts_others(process: psutil.Process) -> bool:
     """Return whether a process is a program that starts trainings, on this machine or elsewhere, and ends them when it
-    is asked to end."""
+    is asked to end itself."""
     words: list[str] = []
     with contextlib.suppress(psutil.Error):
         words = process.cmdline()
@@ -564,10 +573,10 @@ def _starts_others(process: psutil.Process) -> bool:
 
 
 def _has_torch_without_us(pid: int) -> bool:
-    """Return whether a process, or one that it has started, has imported torch, and was started without the agent's
-    folder among the places of its modules, or with an option by which Python ignores these."""
+    """Return whether a process, or one that it has started, has imported torch, but was started without the agent's
+    folder in its ``PYTHONPATH``, or with an option that makes Python ignore that."""
     with contextlib.suppress(psutil.Error):
-        for process in (found := psutil.Process(pid), *found.children(recursive=True)):
+        for process in (leader := psutil.Process(pid), *leader.children(recursive=True)):
             with contextlib.suppress(psutil.Error, OSError):
                 if _TORCHS not in Path(f"/proc/{process.pid}/maps").read_bytes():
                     continue
@@ -578,13 +587,13 @@ def _has_torch_without_us(pid: int) -> bool:
 
 
 def _has_orphans() -> bool:
-    """Return whether a process of this launch has lost its parent, which has ended: the template has adopted it."""
+    """Return whether a process of this launch has outlived its parent, so that the template has adopted it."""
     adopted = psutil.Process(os.getppid()).children()
     return any(child.pid != os.getpid() and _goes_on(child) for child in adopted)
 
 
 def _goes_on(process: psutil.Process) -> bool:
-    """Return whether a process has not ended yet, and is none that only removes shared memory at the end."""
+    """Return whether a process has not ended yet, other than one that only removes shared memory at the end."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE and not system.tidies_up(process.pid)
     except psutil.Error:
@@ -592,12 +601,12 @@ def _goes_on(process: psutil.Process) -> bool:
 
 
 def rebuilt(chain: list[list[Any]]) -> Exception:
-    """Return an exception like one in a script: its name, its base, its message, and its causes.
+    """Return a copy of an exception of a script, with its name, base, message and causes.
 
     Args:
-        chain: as the agent tells it; see `autotune_agent.facts.chain`.
+        chain: as the agent reports it; see `autotune_agent.facts.chain`.
     """
-    links = [_link(*told) for told in chain]
+    links = [_link(*link_facts) for link_facts in chain]
     for link, cause in pairwise(links):
         link.__cause__ = cause
     return links[0]
@@ -605,35 +614,40 @@ def rebuilt(chain: list[list[Any]]) -> Exception:
 
 def _link(name: str, bases: list[str], message: str, facts: dict[str, Any]) -> Exception:
     frames = facts.pop("frames", [])
-    kind = next((known for n in (name, *bases) if (known := _known(n)) is not None), Exception)
+    kind = next((base for n in (name, *bases) if (base := _known(n)) is not None), Exception)
     module, _, short = name.rpartition(".")
-    # Of the same name and words, so that it is told, and classified, as what it was. Many make their words from what
-    # they were made with (`OSError`, `KeyError`, `UnicodeDecodeError`), which is not here.
-    told = {"__module__": module, "__init__": _init, "__str__": lambda self: message}
-    found: Exception = type(short, (kind,), told)(message)
-    setattr(found, FRAMES, frames)
+    # Give it the same name and message, so that it is reported, and classified, as what it was. Many classes derive
+    # their message from the arguments that they were created with (`OSError`, `KeyError`, `UnicodeDecodeError`), which
+    # are not available here.
+    namespace = {"__module__": module, "__init__": _init, "__str__": lambda self: message}
+    error: Exception = type(short, (kind,), namespace)(message)
+    setattr(error, FRAMES, frames)
     for attribute, value in facts.items():
-        setattr(found, attribute, value)
-    return found
+        setattr(error, attribute, value)
+    return error
 
 
 def is_told(error: BaseException) -> bool:
-    """Return whether an error tells how a script ended, or what it lacks, as opposed to a fault in watching it."""
+    """Return whether an error says how a script ended, or what it lacks, as opposed to a fault in watching it."""
     return hasattr(error, FRAMES) or isinstance(error, ScriptKilled | WorkloadError)
 
 
 def _init(self: Exception, message: str) -> None:
-    # Some of them take other arguments.
+    # Some base classes take other arguments.
     BaseException.__init__(self, message)
 
 
 def _known(name: str) -> type[Exception] | None:
     module, _, short = name.rpartition(".")
     holder = builtins if module == "builtins" else sys.modules.get(module) if module.startswith("torch") else None
-    found = getattr(holder, short, None)
-    # A group cannot be made without the exceptions in it.
-    usable = isinstance(found, type) and issubclass(found, Exception) and not issubclass(found, BaseExceptionGroup)
-    return found if usable else None
+    candidate = getattr(holder, short, None)
+    # A group cannot be created without the exceptions in it.
+    usable = (
+        isinstance(candidate, type)
+        and issubclass(candidate, Exception)
+        and not issubclass(candidate, BaseExceptionGroup)
+    )
+    return candidate if usable else None
 
 
 def _name(number: int) -> str:
@@ -643,7 +657,7 @@ def _name(number: int) -> str:
         return f"signal {number}"
 
 
-# A script that trains, with the agent in it, as those see it who let configurations take turns there.
+# A script that trains, with the agent in it, as seen by the code that lets configurations take turns in it.
 
 
 class Training(Protocol):
@@ -660,17 +674,17 @@ class Training(Protocol):
         ...
 
     def looks(self) -> Iterator[int]:
-        """Yield again and again, with `found` renewed, until the script ends."""
+        """Keep yielding, with `found` updated each time, until the script ends."""
         ...
 
 
 class KeptScript:
-    """The script of a launch that is over, which trains on for those that follow.
+    """The script of a launch that is over, kept to train on for the launches that follow.
 
     Attributes:
-        script: ``None`` if there is none. launch: that has started it, and which time.
-        commands: descriptor of the pipe on which its agent is told what to do.
-        startup_s: that it took to begin to train.
+        script: ``None`` if there is none. launch: the launch that started it, made unique.
+        commands: descriptor of the pipe that carries commands to its agent.
+        startup_s: seconds that it took to begin to train.
     """
 
     def __init__(self) -> None:
@@ -681,28 +695,28 @@ class KeptScript:
         self._folder: LaunchFiles | None = None
 
     def hold(self, script: ScriptProcess, spec: TrialSpec, commands: int, startup_s: float, *, cut: bool) -> None:
-        """Keep a script, if it comes to wait for commands soon.
+        """Keep a script, if it starts to wait for commands soon.
 
         Args:
-            cut: its epochs so far have ended early.
+            cut: its epochs so far were ended early.
         """
         self.script, self.commands, self.startup_s = script, commands, startup_s
-        # A study that goes on has another one, of the same name.
+        # A resumed study has another launch of the same name.
         self.launch = f"{spec.launch}:{uuid.uuid4().hex[:8]}"
         self._folder = LaunchFiles(Path(spec.folder))
         self.pause()
         for loader in script.trail.loaders.values() if cut else ():
-            # They tell nothing of those that come.
+            # They say nothing about the epochs to come.
             loader.before = loader.taken = 0
 
     def pause(self) -> None:
-        """Let the script wait between two of its steps; end it if it does not come to that soon."""
+        """Make the script wait between two of its steps; end it if it does not get there soon."""
         script = self.script
         if script is None:
             return
         before, deadline = script.trail.waits, time.monotonic() + PAUSE_S
         tell(self.commands, {"wait": True})
-        # What goes wrong in it now is nothing of the launch that is over.
+        # What goes wrong in it now does not concern the launch that is over.
         with contextlib.suppress(Exception):
             for _ in script.looks():
                 if script.trail.waits > before and not script.has_ended:
@@ -712,10 +726,10 @@ class KeptScript:
         self.end()
 
     def go_on(self, beats: Beats, doors: Mapping[str, Any]) -> ScriptProcess:
-        """Let the script train under other settings until it is to wait; return it.
+        """Let the script train under other settings until it is paused; return it.
 
         Args:
-            doors: what its doors are told.
+            doors: the settings for each of its doors.
 
         Raises:
             WorkloadError: it cannot be switched to them, or has ended.
@@ -723,10 +737,10 @@ class KeptScript:
         script = self.script
         assert script is not None
         script.go_on(beats)
-        wanted = script.trail.turns + 1
+        turn = script.trail.turns + 1
         tell(self.commands, {"steps": _ENDLESS, "doors": doors, "open": True})
         for _ in script.looks():
-            if script.trail.turns == wanted:
+            if script.trail.turns == turn:
                 break
         else:
             raise too_short(script)
@@ -735,10 +749,10 @@ class KeptScript:
         return script
 
     def next_spec(self, beats: int) -> Path | None:
-        """Wait to be told of another launch; return where its spec is, or ``None`` if no script is kept.
+        """Wait for another launch; return the path of its spec, or ``None`` if no script is kept.
 
         Args:
-            beats: descriptor of the launcher's pipe, which is told that there may be another one.
+            beats: descriptor of the launcher's pipe, over which it learns that there may be another launch.
         """
         if self.script is None or self._folder is None:
             return None
@@ -746,7 +760,7 @@ class KeptScript:
         try:
             path.unlink(missing_ok=True)
             os.mkfifo(path)
-            told = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             # Some file systems have no pipes.
             self.end()
@@ -755,10 +769,10 @@ class KeptScript:
             os.write(beats, KEPT + b"\n")
             line = b""
             while not line.endswith(b"\n"):
-                line += os.read(told, 4096)
+                line += os.read(descriptor, 4096)
             return Path(os.fsdecode(line[:-1]))
         finally:
-            os.close(told)
+            os.close(descriptor)
             path.unlink(missing_ok=True)
 
     def end(self) -> None:
@@ -775,14 +789,14 @@ class KeptScript:
 
 @contextlib.contextmanager
 def under(spec: TrialSpec, command: CommandRef, beats: Beats, kept: KeptScript) -> Iterator[ScriptProcess]:
-    """Yield a script that trains under a configuration: the one that is kept, or one that is started for this."""
+    """Yield a script that trains under a configuration: the kept one, or one that is started for this."""
     if kept.script is None:
         script = ScriptProcess(spec, command, beats)
         try:
             yield script
         finally:
             script.end()
-        # Of a failure it is evidence.
+        # After a failure it is kept, as evidence.
         LaunchFiles(Path(spec.folder)).trail.unlink(missing_ok=True)
         return
     yield kept.go_on(beats, entering.doors(spec.config, in_command=entering.set_by(command)))
@@ -790,15 +804,15 @@ def under(spec: TrialSpec, command: CommandRef, beats: Beats, kept: KeptScript) 
 
 
 def commands_pipe(files: LaunchFiles) -> int:
-    """Make the pipe on which a script's agent is told what to do; return a descriptor of it."""
+    """Create the pipe that carries commands to a script's agent; return a descriptor of it."""
     files.turns.unlink(missing_ok=True)
     os.mkfifo(files.turns)
-    # For reading, too: the script opens it when it has begun to train, and it is not waited for.
+    # Open it for reading, too, so as not to wait for the script, which opens it only once it has begun to train.
     return os.open(files.turns, os.O_RDWR | os.O_CLOEXEC)
 
 
 def wait_for_all(script: Training, looks: Iterator[int]) -> None:
-    """Wait until all that a script trains with has been seen.
+    """Wait until everything that a script trains with has been observed.
 
     Raises:
         WorkloadError: it ended before.
@@ -813,6 +827,7 @@ def tell(commands: int, told: Mapping[str, Any]) -> None:
     """Tell the agent what comes next.
 
     Args:
-        commands: descriptor of its pipe, which takes as much at once. Nothing is told before the last turn has ended.
+        commands: descriptor of its pipe, which takes this much at once. Nothing is written before the last turn has
+            ended.
     """
     os.write(commands, json.dumps(told).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""Configurations in turns in a script that goes on."""
+"""Configurations that take turns in a running script."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ from autotune.space import delivery_part
 from autotune.stats import LaunchNoise
 from autotune.stats.racing import PRIORS, Contender
 
-# Turns of a script's loader: between two of its steps it delivers batches under other workers. Nothing trains.
+# Turns of a script's loader: between two of the script's steps it delivers batches with other workers. Nothing trains.
 
 
 class ScriptLoaderTurns:
-    """Lets configurations take turns that differ in the workers of a script's loader.
+    """Lets configurations that differ in the workers of a script's loader take turns.
 
-    Whatever an entrant raises is raised: PyTorch goes on raising for the workers of one that has died.
+    Whatever an entrant raises is raised here, too: PyTorch keeps raising for a loader whose worker has died.
 
     Args:
-        turn_s: the least time of a turn.
+        turn_s: the minimum time of a turn.
         commands: descriptor of the pipe on which the agent is told whose turn it is.
         busy_cores: cores that others may use in a turn that counts; ``None``: any.
-        enter: told of each phase.
+        enter: called with each phase.
     """
 
     def __init__(
@@ -62,9 +62,9 @@ class ScriptLoaderTurns:
         enter: Callable[[Phase], None],
         clock: Clock,
     ) -> None:
-        # The host makes the batches, whatever they are for.
+        # The host makes the batches, whatever device they are for.
         self.prior = PRIORS["cpu"]
-        #: Seconds of opening and closing loaders, and of waiting for the first batch of each worker.
+        #: Seconds spent on opening and closing loaders, and on waiting for the first batch of each worker.
         self.switch_s = 0.0
         self._script, self._turn_s, self._commands = script, turn_s, commands
         self._around, self._busy_cores = around, busy_cores
@@ -80,7 +80,7 @@ class ScriptLoaderTurns:
         wait_for_all(self._script, self._looks)
 
     def take(self, entrant: Contender) -> Turn | None:
-        """Take a turn of at least `turn_s` seconds, in which each worker makes equally many batches.
+        """Take a turn of at least `turn_s` seconds, in which each worker makes the same number of batches.
 
         Raises:
             WorkloadError: the script has ended.
@@ -91,7 +91,7 @@ class ScriptLoaderTurns:
         if self._script.has_ended:
             raise too_short(self._script)
         wanted = trail.loads + 1
-        asked = self._clock.now()
+        asked_at = self._clock.now()
         self._around.begin()
         arguments = entering.doors(delivery_part(entrant.config), in_command=set()).get("loader", {})
         arguments.pop("batch_size", None)
@@ -102,39 +102,41 @@ class ScriptLoaderTurns:
         else:
             raise too_short(self._script)
         around, _ = self._around.read()
-        found = trail.load
-        if "raised" in found:
-            raise rebuilt(found["raised"])
-        self.switch_s += max(0.0, self._clock.now() - asked - found["seconds"])
-        entrant.step_s = found["seconds"] / found["batches"]
+        event = trail.load
+        if "raised" in event:
+            raise rebuilt(event["raised"])
+        self.switch_s += max(0.0, self._clock.now() - asked_at - event["seconds"])
+        entrant.step_s = event["seconds"] / event["batches"]
         quiet = reason_to_discard(around, self._around.cores, self._busy_cores) is None
-        turn = Turn(steps=found["batches"], samples=found["samples"], seconds=found["seconds"], around=around)
+        turn = Turn(steps=event["batches"], samples=event["samples"], seconds=event["seconds"], around=around)
         return turn if quiet else None
 
     def leave(self, entrant: Contender) -> None:
-        """Nothing is left of an entrant: its loader was closed at the end of its turn."""
+        """Do nothing: an entrant's loader was closed at the end of its turn."""
 
 
-# Turns of a script's training: its own loop goes on, and between two steps it is switched to another entrant.
+# Turns of a script's training: its own loop runs on, and between two steps it is switched to another entrant.
 
-#: A turn in which no step could be counted, because epochs turned or something was evaluated, is repeated so often.
+#: A turn is tried this many times if no step could be counted in it, because epochs turned or something was evaluated.
 _TRIES = 3
 
 
 def command_heat(spec: TrialSpec, plan: HeatPlan, beats: Beats, clock: Clock, began: float, kept: KeptScript) -> Heat:
-    """Compare configurations that the training of ``spec.command`` can be switched between, by what the device does, or
-    that differ in their loaders, by what the loader delivers by itself.
+    """Compare configurations that the training of ``spec.command`` can be switched between, by the time that the device
+    takes; or that differ in their loaders, by what the loader delivers by itself.
 
-    Of the device, each step trains, whoever's turn it is; what the script waits for its loader does not count.
+    In a heat of the device every step trains, whichever entrant's turn it is; the script's waits for its loader do not
+    count.
 
     Args:
         began: `clock` reading at the start of the launch; start-up time is counted from it.
-        kept: with the script in which they take turns, if one is kept.
+        kept: holds the script in which they take turns, if one is kept.
 
     Raises:
         Disturbed: other processes kept the machine too busy to measure.
         WorkloadError: the script ended too early, or does not train as far as can be seen.
-        Exception: what the script did not catch, in whosoever turn it was. A script that has ended compares nobody.
+        Exception: what the script did not catch, whichever entrant's turn it was. A script that has ended allows no
+            comparison.
     """
     command = spec.command
     if command is None:
@@ -160,15 +162,15 @@ def command_heat(spec: TrialSpec, plan: HeatPlan, beats: Beats, clock: Clock, be
     try:
         script = ScriptProcess(spec, command, beats, commands=files.turns)
         try:
-            found = raced(script, commands)
+            heat = raced(script, commands)
         finally:
             script.end()
     finally:
         os.close(commands)
         files.turns.unlink(missing_ok=True)
-    # Of a failure it is evidence.
+    # After a failure it is kept, as evidence.
     files.trail.unlink(missing_ok=True)
-    return found
+    return heat
 
 
 def _turns(
@@ -197,12 +199,12 @@ class TurnPlan:
     """How turns are taken.
 
     Attributes:
-        turn_s: a turn has as many counted steps as last this long. cuda: the training is on a card.
+        turn_s: the counted steps of a turn last this long. cuda: the training runs on a card.
         busy_cores: cores that others may use in a turn that counts; ``None``: any.
-        samples_per_step: ``None``: as they are seen. limit: a turn that takes this many times as long as `turn_s` and
-            a step of the reference ends; ``None``: it does not.
-        whole: what the script waits for its loader counts, and what loaders have made in advance does not.
-        even_steps: a turn has a multiple of as many counted steps.
+        samples_per_step: ``None``: as observed. limit: a turn is ended once it takes this many times as long as
+            `turn_s` and a step of the reference; ``None``: it is not.
+        whole: the script's waits for its loader count, and batches that loaders have made in advance do not.
+        even_steps: the number of counted steps of a turn is a multiple of this.
     """
 
     turn_s: float
@@ -221,10 +223,10 @@ class ScriptTurns:
         in_command: knobs that the command itself sets. own: the script's own configuration, if loaders are switched as
             well; ``None`` if they are not.
         commands: descriptor of the pipe on which the agent is told whose turn it is.
-        enter: told of each phase.
+        enter: called with each phase.
 
     Attributes:
-        waited: of each entrant's counted steps, the seconds of waiting for the loader, and all of them.
+        waited: for each entrant, the seconds that its counted steps waited for the loader, and their total seconds.
     """
 
     def __init__(
@@ -245,18 +247,18 @@ class ScriptTurns:
         self._script, self._commands, self._enter = script, commands, enter
         self._doors = [_doors(config, own, in_command) for config in entrants]
         self.waited = [[0.0, 0.0] for _ in entrants]
-        #: Batches that the loader of the last turn has made in advance, at most.
+        #: The workers and queue of the last turn's loader: the most batches that it has made in advance.
         self._queue = self._own_queue = _queue(own)
         self._queues = [_queue(config) for config in entrants]
         self._around = around
         self._looks = script.looks()
         #: Seconds of a step of the reference.
         self._reference_s = 0.0
-        #: The number of the last turn that was asked for.
+        #: The number of the last turn that was requested.
         self._turn = 0
         #: What has trained in each entrant's counted steps.
         self._trained = [Trained() for _ in entrants]
-        #: Steps whose samples are known, and these.
+        #: The number of steps whose samples are known, and the total of these samples.
         self._known = [0, 0]
 
     def wait(self) -> None:
@@ -268,40 +270,41 @@ class ScriptTurns:
         wait_for_all(self._script, self._looks)
 
     def take(self, entrant: Contender) -> Turn | None:
-        """Take a turn of as many steps as last `turn_s`, and at least one; none counts if the script has ended.
+        """Take a turn of as many steps as fill `turn_s`, and at least one; none counts if the script has ended.
 
-        As in a heat without a loop of somebody else's, an entrant's very first step is not counted, and no first step
-        of a turn: on CUDA, and on a CPU if steps are short.
+        As in a heat with a loop of our own, an entrant's very first step is not counted, nor is the first step of any
+        turn on CUDA, or on a CPU if steps are short.
         """
         how = self.how
-        # As it is before any step of this turn.
+        # Read it before any step of this turn changes it.
         ahead = self._ahead(entrant.number) if how.whole else 0
         first = entrant.first_step_s is None
         phase = Phase.COMPILE if first else Phase.MEASURE
         self._enter(phase)
         if first:
-            # On CUDA the second tells how many steps a turn needs, so that the first turn is as long as the others.
-            seen = self._steps(entrant.number, 2 if how.cuda and not how.whole else 1)
+            # On CUDA the second step shows how many steps a turn needs, so that the first turn is as long as the
+            # others.
+            steps = self._steps(entrant.number, 2 if how.cuda and not how.whole else 1)
             if self._is_out(entrant, phase):
                 return None
-            if seen:
-                entrant.first_step_s, entrant.step_s = self._seconds(seen[:1]), self._seconds(seen[-1:])
+            if steps:
+                entrant.first_step_s, entrant.step_s = self._seconds(steps[:1]), self._seconds(steps[-1:])
             self._enter(Phase.MEASURE)
         uncounted = 1 if how.cuda or entrant.step_s < SETTLED_S else 0
         wanted = math.ceil(how.turn_s / entrant.step_s) if entrant.step_s > 0 else LEAST_STEPS
         uncounted += ahead
         if how.whole:
-            # A count that is no multiple of the workers is of luck.
+            # A count that is not a multiple of the workers leaves the rate to luck.
             wanted = max(wanted, 2 * self._queues[entrant.number][0])
         wanted = how.even_steps * math.ceil(wanted / how.even_steps)
         self._around.begin()
         kept: list[SeenStep] = []
         for _ in range(_TRIES):
-            seen = self._steps(entrant.number, uncounted + max(LEAST_STEPS, wanted))
+            steps = self._steps(entrant.number, uncounted + max(LEAST_STEPS, wanted))
             if self._is_out(entrant, Phase.MEASURE):
                 return None
-            kept = self._counted(seen[uncounted:])
-            if kept or not seen:
+            kept = self._counted(steps[uncounted:])
+            if kept or not steps:
                 break
         around, _ = self._around.read()
         if self._is_unlike(entrant, kept):
@@ -329,8 +332,8 @@ class ScriptTurns:
         return turn if quiet else None
 
     def _counted(self, steps: Sequence[SeenStep]) -> list[SeenStep]:
-        """Return those of some steps that tell how long one takes: where epochs have none inside, all but those where
-        something was evaluated."""
+        """Return the steps that show how long a step takes: where epochs are too short to have steps inside, all but
+        those in which something was evaluated."""
         loader = self._script.trail.loader
         batches = None if loader is None else loader.epoch_batches
         short = batches is not None and batches <= NONE_INSIDE
@@ -340,21 +343,22 @@ class ScriptTurns:
         return sum(step.seconds for step in steps) if self.how.whole else seconds_of(steps)
 
     def _ahead(self, number: int) -> int:
-        """Return the steps for which what loaders have made in advance is used up, at most, in an entrant's turn."""
+        """Return the most steps that it takes in an entrant's turn to use up what loaders have made in advance."""
         before, now = self._queue, self._queues[number]
         return 0 if before == now else math.prod(before) + math.prod(now)
 
     def _samples(self, steps: Sequence[SeenStep]) -> int:
-        """Return the samples of steps, all entrants' alike. Of several steps on one batch, one has got all of it."""
+        """Return the samples of steps, by the same rule for all entrants. Of several steps on one batch, one has all of
+        its samples."""
         if self.how.samples_per_step is not None:
             return len(steps) * self.how.samples_per_step
-        seen = [step.samples for step in steps]
-        if None in seen:
+        counts = [step.samples for step in steps]
+        if None in counts:
             return len(steps)
-        self._known = [self._known[0] + len(seen), self._known[1] + sum(n or 0 for n in seen)]
-        if all(seen):
-            return sum(n or 0 for n in seen)
-        return max(1, round(len(seen) * self._known[1] / self._known[0]))
+        self._known = [self._known[0] + len(counts), self._known[1] + sum(n or 0 for n in counts)]
+        if all(counts):
+            return sum(n or 0 for n in counts)
+        return max(1, round(len(counts) * self._known[1] / self._known[0]))
 
     def _is_out(self, entrant: Contender, phase: Phase) -> bool:
         trail = self._script.trail
@@ -368,43 +372,43 @@ class ScriptTurns:
             return False
         entrant.status, entrant.phase, entrant.cause = TrialStatus.CRASHED, phase, why
         entrant.refuses = refused_knob(entrant.config, why)
-        # In a training that goes on, the script's own is in force again.
+        # In live tuning, the script's own configuration is in force again.
         self._queue = self._own_queue
         return True
 
     def _is_unlike(self, entrant: Contender, kept: Sequence[SeenStep]) -> bool:
-        """Return whether an entrant trains on its batches otherwise than the reference: the script goes on where it
-        fails."""
-        own = self._trained[entrant.number]
+        """Return whether an entrant trains on its batches differently from the reference: the script goes on where
+        something fails."""
+        trained = self._trained[entrant.number]
         for step in kept:
-            own.add(step)
-        why = own.unlike(self._trained[0].per_batch)
+            trained.add(step)
+        why = trained.unlike(self._trained[0].per_batch)
         if why is None or entrant.number == 0:
             return False
         entrant.status, entrant.phase, entrant.cause = TrialStatus.DIVERGED, Phase.MEASURE, why
         return True
 
     def _steps(self, number: int, count: int) -> list[SeenStep]:
-        """Let an entrant train for some steps; return those that have ended before its turn, or the script, did."""
+        """Let an entrant train for some steps; return those that ended before its turn, or the script, did."""
         trail = self._script.trail
         if self._script.has_ended:
             return []
         turn = self._turn = trail.turns + 1
-        asked = self.clock.now()
-        told: dict[str, Any] = {"steps": count, "doors": self._doors[number]}
+        asked_at = self.clock.now()
+        command: dict[str, Any] = {"steps": count, "doors": self._doors[number]}
         if self.how.limit is not None and self._reference_s:
             usual_s = count * self._reference_s if self.how.whole else self._reference_s
-            told["limit_s"] = self.how.limit * max(self.how.turn_s, usual_s)
+            command["limit_s"] = self.how.limit * max(self.how.turn_s, usual_s)
         self._queue = self._queues[number]
-        tell(self._commands, told)
-        found: list[SeenStep] = []
+        tell(self._commands, command)
+        steps: list[SeenStep] = []
         for _ in self._looks:
-            found += [step for step in self._script.found if step.turn == turn]
-            if len(found) >= count or trail.over == turn:
+            steps += [step for step in self._script.found if step.turn == turn]
+            if len(steps) >= count or trail.over == turn:
                 break
         if trail.turns == turn:
-            self.switch_s += max(0.0, trail.turn_at - asked)
-        return found
+            self.switch_s += max(0.0, trail.turn_at - asked_at)
+        return steps
 
     def epoch_steps(self, samples: float) -> float | None:
         """Return the steps of an epoch; ``None`` if that is not known.
@@ -417,8 +421,9 @@ class ScriptTurns:
         return None if loader is None or batches is None else batches * (loader.batch_size or samples) / samples
 
     def epoch_turn_s(self, number: int, samples: float, step_s: float, most_s: float) -> float | None:
-        """Let an entrant train until an epoch begins; return how many seconds longer that step takes than others: its
-        workers start in it. ``None`` if epochs are not known, have nothing but such steps, or take too long.
+        """Let an entrant train until an epoch begins; return how many seconds longer that step takes than others,
+        because workers start in it. ``None`` if the length of epochs is not known, if they have hardly any other steps,
+        or if they take too long.
 
         Args:
             samples, step_s: of its other steps. most_s: how long it may take.
@@ -427,49 +432,50 @@ class ScriptTurns:
         if steps is None or loader is None or steps <= NONE_INSIDE:
             return None
         left = steps * (1 - loader.taken / (loader.epoch_batches or 1))
-        # What was taken of an epoch that began before all was seen does not tell where it ends.
+        # Of an epoch that began before everything was observed, the steps taken so far do not show where it ends.
         for count in (math.ceil(left) + 2, math.ceil(steps) + 2):
             if count * step_s > most_s:
                 return None
-            found = [step.own_s for step in self._steps(number, count) if step.began and step.own_s is not None]
-            if found:
-                return max(0.0, fmean(found) - step_s)
+            turns_s = [step.own_s for step in self._steps(number, count) if step.began and step.own_s is not None]
+            if turns_s:
+                return max(0.0, fmean(turns_s) - step_s)
         return None
 
     def settle(self, number: int, sentence: str) -> None:
-        """Let an entrant train from now on, without turns.
+        """Let an entrant train from now on, with no more turns.
 
         Args:
-            sentence: for the user, on the script's stderr.
+            sentence: printed for the user on the script's stderr.
         """
         tell(self._commands, {"steps": 0, "doors": self._doors[number], "settle": sentence})
 
     def leave(self, entrant: Contender) -> None:
-        """Nothing is left of an entrant but its compiled code: the next turn switches everything."""
+        """Do nothing: only an entrant's compiled code is left, and the next turn switches everything."""
 
 
 def _doors(config: Config, own: Config | None, in_command: set[str]) -> dict[str, dict[str, Any]]:
-    """Return what the doors are told of a configuration; that of the loaders, what differs from the script's own.
+    """Return the settings of a configuration for each door; for that of the loaders, only those that differ from the
+    script's own.
 
-    Others than the one that was seen first may have other arguments of their own.
+    Loaders other than the one observed first may have other arguments of their own.
     """
-    found = entering.doors(config, in_command=in_command)
-    loader = found.pop("loader", {})
+    doors = entering.doors(config, in_command=in_command)
+    loader = doors.pop("loader", {})
     if own is not None:
         same = entering.doors(own, in_command=in_command).get("loader", {})
         changed = {name: value for name, value in loader.items() if same.get(name) != value}
         if changed:
-            found["loader"] = changed
-    return found
+            doors["loader"] = changed
+    return doors
 
 
 def _queue(config: Config | None) -> tuple[int, int]:
-    """Return workers, and the batches that each makes in advance."""
-    found = config or {}
-    workers = workers_of(found)
-    return workers, prefetch_of(found) if workers else 0
+    """Return the number of workers, and of the batches that each makes in advance."""
+    values = config or {}
+    workers = workers_of(values)
+    return workers, prefetch_of(values) if workers else 0
 
 
 def seconds_of(steps: Sequence[SeenStep]) -> float:
-    """Return the seconds of steps without waiting for their loader; of those that did nothing else, something."""
+    """Return the seconds of steps without the wait for their loader; at least a microsecond for each."""
     return sum(max(step.seconds - step.wait_s, 1e-6) for step in steps)

@@ -1,4 +1,4 @@
-"""The temporary folder of a launch: for the sockets of its processes, and for what a script writes that is to leave no
+"""The temporary folder of a launch: for the sockets of its processes, and for what a script writes but is to leave no
 trace."""
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from pathlib import Path
 
 from autotune.machine import system
 
-#: By it, folders of killed launches are found. The user's id keeps those of others out.
+#: Folders of killed launches are found by it. The user's id excludes those of other users.
 _PREFIX = f"autotune-launch-{os.geteuid()}-"
 #: For temporary files on a disk, where the usual folder for them is in memory.
 _ON_DISK = Path("/var/tmp")
 
 
 def base() -> Path:
-    """Return the folder for temporary files: one on a disk rather than one in memory, because what a script writes may
-    be large, unless the environment names one."""
+    """Return the folder for temporary files: one on a disk rather than in memory, because what a script writes may be
+    large, unless the environment names one."""
     usual = Path(tempfile.gettempdir())
-    named = any(os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
-    if named or not system.is_in_memory(usual):
+    is_set = any(os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
+    if is_set or not system.is_in_memory(usual):
         return usual
     usable = os.access(_ON_DISK, os.W_OK | os.X_OK) and not system.is_in_memory(_ON_DISK)
     return _ON_DISK if usable else usual
@@ -33,9 +33,9 @@ def base() -> Path:
 
 @contextlib.contextmanager
 def launch_folder() -> Iterator[Path | None]:
-    """Make a folder for a launch, and remove it at the end; yield ``None`` if there is no room for one.
+    """Create a folder for a launch, and remove it at the end; yield ``None`` if there is no room for one.
 
-    Nobody takes it for one that a killed launch has left while this process lives.
+    While this process lives, the folder is not mistaken for one that a killed launch has left.
     """
     held = None
     with contextlib.suppress(OSError):
@@ -61,24 +61,25 @@ def sweep(folder: Path) -> None:
 
 
 def _held(folder: Path) -> tuple[Path, int]:
-    """Make a folder; return it with a descriptor whose lock says that it is in use."""
+    """Create a folder; return it with a descriptor whose lock shows that it is in use."""
     while True:
-        made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder))
+        path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder))
         with contextlib.suppress(FileNotFoundError):
-            descriptor = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if made.exists():
-                return made, descriptor
-            # Another search took it for a left one before it was locked.
+            if path.exists():
+                return path, descriptor
+            # Another search mistook it for an abandoned one before it was locked.
             os.close(descriptor)
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder with all that is in it, as far as this user may, whatever the modes of folders in it forbid."""
+    """Remove a folder with everything in it, as far as this user may, even if the modes of folders in it forbid
+    that."""
     waiting = [str(folder)]
     for place in waiting:
         with contextlib.suppress(OSError):
-            # An overlay leaves one that nobody may look into, and a script may take away the right to write.
+            # An overlay leaves a folder that nobody may read, and a script may remove the permission to write.
             if os.lstat(place).st_mode & stat.S_IRWXU != stat.S_IRWXU:
                 os.chmod(place, stat.S_IRWXU)
             with os.scandir(place) as entries:

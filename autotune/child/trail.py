@@ -1,4 +1,4 @@
-"""What the agent tells of a script: steps, batches, pauses, and what its loader delivers."""
+"""What the agent reports about a script: steps, batches, pauses, and what its loader delivers."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ from autotune.knobs.persistent_workers import KNOB as PERSISTENT_WORKERS
 from autotune.launcher import entering
 from autotune.training.step import open_loader
 
-# What the agent in a script has written (see `autotune_agent.watching`), turned into steps of a training.
+# Turns what the agent in a script has written (see `autotune_agent.watching`) into steps of a training.
 #
-# A step of the training ends with a step of that optimizer which takes the fewest: with one per batch or one per
-# several batches (gradient accumulation), and with several optimizers (a GAN's). Its samples are those of the batches
-# that came since the last one. Steps during which an epoch ended, began, or anything was evaluated are told apart:
-# their time is not that of a step. What was evaluated before an epoch begins is no part of the epoch.
+# A step of the training ends with a step of the optimizer that takes the fewest: this holds for one step per batch or
+# per several batches (gradient accumulation), and for several optimizers (a GAN's). Its samples are those of the
+# batches delivered since the last one ended. Steps during which an epoch ended, began, or anything was evaluated are
+# set apart: their time is not that of a step. What was evaluated before an epoch begins is not part of the epoch.
 
-#: Steps of one optimizer after which all have been seen, as in `autotune_agent.agent`.
+#: After this many steps of one optimizer all optimizers have been seen, as in `autotune_agent.agent`.
 SEEN_AFTER = 6
-#: If an optimizer takes no step while another takes more than this, the script has done with it.
+#: If an optimizer takes no step while another takes more than this, the script no longer uses it.
 GONE_AFTER = 50
-#: An epoch of at most so many steps has none inside, or one.
+#: An epoch of at most this many steps has no step inside it, or only one.
 NONE_INSIDE = 3
 
-#: Backward passes or updates per batch that differ by more than this part are another training.
+#: If backward passes or updates per batch differ by more than this fraction, it is a different training.
 UNLIKE = 0.05
 
 _FACTS = ("arguments", "ahead", "batches", "kind")
@@ -60,18 +60,18 @@ class SeenStep:
     """One step of a script's training.
 
     Attributes:
-        ended_at: on the host's monotonic clock. seconds: since the last one ended; on CUDA by the device's clock.
+        ended_at: on the host's monotonic clock. seconds: since the last step ended; on CUDA by the device's clock.
         host_s: the same by the host's clock. wait_s: how long the script waited for its batches; on CUDA, how long the
-            device had nothing to do meanwhile, if that was seen. The start of the loader's workers is a wait.
+            device was idle meanwhile, if that was observed. Starting the loader's workers counts as waiting.
         samples: in its batches; ``None`` if that is not known.
-        whole: it trained on batches in the middle of an epoch, and nothing else was seen in it.
-        turned: an epoch of the loader that trains began in it, and none ended.
-        turn: how many turns had begun.
-        batches: that were delivered. backwards: passes that have ended. updates: steps of all optimizers, with those
-            that a gradient scaler has left out.
-        began: an epoch of the loader that trains began in it.
-        own_s: `seconds`, without what was evaluated before the epoch began; ``None`` if something else was seen in it
-            that cannot be told apart.
+        whole: it trained on batches in the middle of an epoch, and nothing else was observed in it.
+        turned: an epoch of the training loader began in it, and none ended.
+        turn: how many turns had begun by then.
+        batches: how many were delivered. backwards: how many backward passes ended. updates: steps of all optimizers,
+            including those that a gradient scaler skipped.
+        began: an epoch of the training loader began in it.
+        own_s: `seconds` without evaluations before the epoch began; ``None`` if anything else was observed in it whose
+            time cannot be separated.
         alone: nothing was evaluated in it.
     """
 
@@ -93,14 +93,14 @@ class SeenStep:
 
 @dataclass
 class Trained:
-    """What has trained in some steps; see `SeenStep`."""
+    """How much was trained in some steps; see `SeenStep`."""
 
     batches: int = 0
     backwards: int = 0
     updates: int = 0
 
     def add(self, step: SeenStep) -> None:
-        """Add what has trained in a step."""
+        """Add a step."""
         self.batches += step.batches
         self.backwards += step.backwards
         self.updates += step.updates
@@ -111,19 +111,19 @@ class Trained:
         return (self.backwards / self.batches, self.updates / self.batches) if self.batches else None
 
     def unlike(self, usual: tuple[float, float] | None) -> str | None:
-        """Return how batches train otherwise than usual, as a clause; ``None`` if they do not, or nothing tells.
+        """Return how training per batch differs from usual, as a clause; ``None`` if it does not, or that is unknown.
 
         Args:
-            usual: `per_batch` of a training that is known to be right.
+            usual: `per_batch` of a training that is known to be correct.
         """
         if usual is None or self.per_batch is None:
             return None
-        # One or two of a few batches may be those of another step.
+        # Of a small number of batches, one or two may belong to another step.
         slack = max(UNLIKE, 2 / self.batches)
         for number, what in ((1, "updates"), (0, "backward passes")):
-            own, wanted = self.per_batch[number], usual[number]
-            if wanted and abs(own / wanted - 1) > slack:
-                return f"{_failing(1 - own / wanted)}{own:.2f} {what} per batch instead of {wanted:.2f}"
+            actual, expected = self.per_batch[number], usual[number]
+            if expected and abs(actual / expected - 1) > slack:
+                return f"{_failing(1 - actual / expected)}{actual:.2f} {what} per batch instead of {expected:.2f}"
         return None
 
 
@@ -135,13 +135,13 @@ def _failing(part: float) -> str:
 
 @dataclass
 class SeenLoader:
-    """A loader that was iterated over with gradients on; see `torch.utils.data.DataLoader`.
+    """A loader that was iterated over with gradients enabled; see `torch.utils.data.DataLoader`.
 
     Attributes:
-        arguments: of its class, as they are in force. ahead: batches that its workers make in advance.
-        batches: of an epoch; ``None`` if that is not known. kind: class of its data set.
-        taken: of the current epoch's batches. before: of the last one's, if one is over.
-        made: batches that have been made so far, and the seconds that this took, added up over workers.
+        arguments: those of its class that are in force. ahead: batches that its workers make in advance.
+        batches: the number in an epoch; ``None`` if that is not known. kind: class of its data set.
+        taken: batches taken of the current epoch. before: those of the last epoch, if one is over.
+        made: the number of batches made so far, and the seconds that this took, summed over workers.
     """
 
     arguments: dict[str, Value | None]
@@ -155,21 +155,23 @@ class SeenLoader:
     @property
     def batch_size(self) -> int | None:
         """Samples in a batch; ``None`` if that is not known."""
-        found = self.arguments["batch_size"]
-        return None if found is None else int(found)
+        size = self.arguments["batch_size"]
+        return None if size is None else int(size)
 
     @property
     def epoch_batches(self) -> int | None:
-        """Batches that the script takes in an epoch, as far as that is known: it may break off, or go on for ever."""
+        """Batches that the script takes in an epoch; ``None`` if that is not known: it may break off early, or never
+        end."""
         return next((n for n in (self.before, self.batches) if n and n >= self.taken), None)
 
 
 @dataclass(frozen=True)
 class EndedThread:
-    """A thread of a script that an exception has ended; its process goes on.
+    """A thread of a script that was ended by an exception; its process goes on.
 
     Attributes:
-        chain: of the exception, as `Trail.raised`. at: on the host's monotonic clock. trained: the training was in it.
+        chain: of the exception, like `Trail.raised`. at: on the host's monotonic clock. trained: the training ran in
+            it.
     """
 
     chain: list[list[Any]]
@@ -184,24 +186,26 @@ class Trail:
         path: of the file; it need not exist yet.
 
     Attributes:
-        torch_version, cuda: of the script's own PyTorch, once it has been imported.
-        began_at: when it first called a model to train it, or took a step, on the host's monotonic clock.
-        loaders: by number, those that were iterated over with gradients on.
-        optimizer_steps: number of steps that each optimizer has taken.
-        own: once all has been seen, facts about the script's own, as the agent tells them.
-        losses: those that the agent was asked for, in order.
-        lost: why nothing more will be written, if that is so.
-        elsewhere: if a process that is not watched trains, how it has come about: ``forked`` or ``spawned``.
+        torch_version, cuda: versions of the script's own PyTorch and its CUDA, once it has been imported.
+        began_at: when the script first called a model to train it, or took a step, on the host's monotonic clock.
+        loaders: those that were iterated over with gradients enabled, by number.
+        optimizer_steps: the number of steps that each optimizer has taken.
+        own: facts about the script's own configuration, as the agent reports them once everything has been observed.
+        losses: those that the agent was asked to report, in order.
+        lost: why nothing more will be written, if so.
+        elsewhere: if a process that is not watched trains, how it was created: ``forked`` or ``spawned``.
         elsewhere_at: since when, on the host's monotonic clock.
-        unseen: how it trains without steps that can be seen, as a clause, if it does.
-        thread: that an exception has ended, if one has: the one that trained, or the first.
-        loader: a loader that delivers batches for the steps; ``None`` as long as none has delivered any.
-        events: number of those that have been read.
-        turns: number of turns that have begun. turn_at: when the last one did, on the host's monotonic clock.
-        unswitched: why its configuration could not be switched to, if that is so. over: how many turns are over.
+        unseen: how it trains without steps that can be observed, as a clause, if it does.
+        thread: the thread that an exception has ended, if any: the one that trained, or else the first.
+        loader: a loader that delivers batches for the steps; ``None`` until one has.
+        events: the number of events read so far.
+        turns: the number of turns that have begun. turn_at: when the last one did, on the host's monotonic clock.
+        unswitched: why the configuration of the last turn could not be switched to, if so. over: how many turns are
+            over.
         waits: how often the script has waited for a command.
-        failed: why the configuration of the last turn has failed in it, if it has. steps_lost: that trained nothing.
-        loads: how often the loader has delivered by itself. load: the event of the last time.
+        failed: why the configuration of the last turn failed in it, if it did. steps_lost: the number of steps that
+            trained nothing.
+        loads: how often the loader has delivered by itself. load: the event of the last time it did.
         reserved_bytes, allocated_bytes: CUDA: peaks of the script's allocator.
     """
 
@@ -237,11 +241,11 @@ class Trail:
         self._rest = b""
         self._held: list[dict[str, Any]] = []
         self._unit: int | None = None
-        #: Of each optimizer, since the one that ends a step of the training has taken one.
+        #: Steps of each optimizer since the one that ends a step of the training last took one.
         self._recent_steps: Counter[int] = Counter()
-        #: The loaders that delivered for each of the last steps.
+        #: The loaders that delivered batches for each of the last steps.
         self._recent: deque[frozenset[int]] = deque(maxlen=20)
-        #: Batches for each backward pass in the last steps.
+        #: Batches per backward pass in the last steps.
         self._by_backward: deque[float] = deque(maxlen=20)
         self._since: _Since | None = None
 
@@ -252,22 +256,22 @@ class Trail:
             self._descriptor = None
 
     def known(self, found: Measurement, spec: TrialSpec) -> Measurement:
-        """Return what is known of the figures that were counted from the steps of a launch: here, all."""
+        """Return the figures of a launch's measurement that are really known: here, all of them."""
         return found
 
     @property
     def raised(self) -> list[list[Any]] | None:
-        """The chain of an exception that nobody caught, the last first (see `autotune_agent.watching`): of the
-        process that trains, or of the first that told of one. Launchers end with exceptions of their own."""
-        own = self._raised.get(self._trains) if self._trains is not None else None
-        return own or next(iter(self._raised.values()), None)
+        """The chain of an uncaught exception, the last first (see `autotune_agent.watching`): that of the process that
+        trains, or else of the first process that reported one. Launchers end with exceptions of their own."""
+        chain = self._raised.get(self._trains) if self._trains is not None else None
+        return chain or next(iter(self._raised.values()), None)
 
     def read(self, *, decide: bool = False) -> list[SeenStep]:
-        """Return the steps that have ended since the last time, in order, but for the very first.
+        """Return the steps that have ended since the last call, in order, except the very first.
 
         Args:
-            decide: all optimizers have been seen, however few steps they have taken. Otherwise steps are held back
-                until one has taken `SEEN_AFTER`.
+            decide: take it that all optimizers have been seen, however few steps they have taken. Otherwise steps are
+                held back until one has taken `SEEN_AFTER`.
         """
         for event in self._events():
             self.events += 1
@@ -306,10 +310,10 @@ class Trail:
                         self._recent_steps[event["o"]] += 1
         counts = self._recent_steps
         if self._unit is not None and max(counts.values(), default=0) > GONE_AFTER and not counts[self._unit]:
-            # The script has gone on to another optimizer.
+            # The script has moved on to another optimizer.
             self._unit = None
         if self._unit is None and counts and (decide or max(counts.values()) >= SEEN_AFTER):
-            # Of several with as many, the one that was seen last ends a step.
+            # Of several with the same number, the one that was seen last ends a step.
             self._unit = min(counts, key=lambda number: (counts[number] or math.inf, -number))
         if self._unit is None:
             return []
@@ -330,11 +334,11 @@ class Trail:
 
     def _note(self, event: dict[str, Any]) -> SeenStep | None:
         if event["e"] == "turn":
-            # What happened before it is nobody's step.
+            # What happened before it belongs to no step.
             self._since = _Since(event["at"], event.get("device"))
             self.turns, self.turn_at, self.unswitched = self.turns + 1, event["at"], event["why"]
             self.failed = None
-            # Peaks begin anew.
+            # Peaks start afresh.
             self.reserved_bytes = self.allocated_bytes = None
             return None
         if event["e"] == "ready":
@@ -377,7 +381,7 @@ class Trail:
         since.wait_s += wait_s
         before = since.by.get(number, 0)
         since.by[number] = None if samples is None or before is None else before + samples
-        # The last batch of an epoch may have fewer samples than it is said to have.
+        # The last batch of an epoch may have fewer samples than reported.
         since.last = since.last or loader.taken == loader.batches
 
     def _ended(self, since: _Since, now: _Since) -> SeenStep:
@@ -387,16 +391,16 @@ class Trail:
         if since.by:
             self._recent.append(frozenset(since.by))
         often = Counter(number for by in self._recent for number in by)
-        # Several may deliver for each step; one that is evaluated with may deliver more batches, but for few steps.
+        # Several loaders may deliver for each step; one for evaluation may deliver more batches, but in few steps.
         trains = {number for number, steps in often.items() if 2 * steps >= len(self._recent)}
         self.loader = self.loaders[min(trains)] if trains else self.loader
-        seen = [since.by[number] for number in trains & since.by.keys()]
-        samples = None if None in seen else sum(n or 0 for n in seen)
+        counts = [since.by[number] for number in trains & since.by.keys()]
+        samples = None if None in counts else sum(n or 0 for n in counts)
         began_at = [at for number, at in since.began if number in trains]
         alone = since.by.keys() <= trains and all(number in trains for number, _ in since.began)
         own_s: float | None = seconds
         if not alone:
-            # Of what was evaluated before the epoch began, the end is known.
+            # An evaluation before the epoch is known to end when the epoch begins.
             before = bool(began_at) and since.began[-1][0] in trains
             own_s = max(0.0, seconds - (min(began_at) - since.at)) if before else None
         return SeenStep(
@@ -404,7 +408,7 @@ class Trail:
             seconds=seconds,
             host_s=now.at - since.at,
             wait_s=min(since.wait_s, seconds),
-            # Where there is a loader, a step may be one of several on the same batch.
+            # Where there is a loader, several steps may be taken on the same batch.
             samples=self._seen_by_backward(since, samples) if trains else None,
             whole=alone and not since.began and not since.last,
             turned=own_s is not None and {number for number, _ in since.began} >= trains > set() and not since.last,
@@ -418,8 +422,8 @@ class Trail:
         )
 
     def _seen_by_backward(self, since: _Since, samples: int | None) -> int | None:
-        """Return the samples of a step without those of batches that no backward pass has seen: there are more batches
-        for each pass than there usually are."""
+        """Return the samples of a step without those of batches that no backward pass has seen, which show in more
+        batches per pass than usual."""
         if samples is None or not since.batches:
             return samples
         if since.backwards:
@@ -432,7 +436,7 @@ class Trail:
 
 @dataclass
 class _Since:
-    """What has been seen since the last step ended: batches of loaders, beginnings of epochs."""
+    """What has been observed since the last step ended: batches of loaders, beginnings of epochs."""
 
     at: float
     device: float | None
@@ -441,32 +445,33 @@ class _Since:
     batches: int = 0
     backwards: int = 0
     updates: int = 0
-    #: The samples of each loader.
+    #: The samples that each loader has delivered; ``None`` if not known.
     by: dict[int, int | None] = field(default_factory=dict)
     #: Loaders whose epochs began, and when.
     began: list[tuple[int | None, float]] = field(default_factory=list)
 
 
-# Long pauses that come again and again between the steps of a script: rollouts, evaluations, checkpoints.
+# Long pauses that recur between the steps of a script: rollouts, evaluations, checkpoints.
 #
-# Windows that hold none of them, or one, have rates that differ by as much, and those with one look like disturbed
-# ones. So where pauses take much of the time, a window is from one of them to another.
+# The rates of windows with and without a pause differ by what the pause takes, and those with one look disturbed. So
+# where pauses take much of the time, a window lasts from one pause to another.
 
-#: A pause is in a step that takes this many times as long as usual, among so many before it.
+#: A step has a pause in it if it takes more than `LONG` times as long as usual, judged by up to `_AMONG` steps before
+#: it, and at least `_FEWEST`.
 LONG, _AMONG, _FEWEST = 5.0, 64, 4
-#: Pauses that take less than this part of the time, all together, do not matter.
+#: Pauses that together take less than this fraction of the time do not matter.
 _MATTERS = 0.1
-#: If there is none for this many times as long as from one to the next, they were no regular ones.
+#: If no pause comes for this many times the interval between the last two, they were not regular.
 _GONE = 4.0
 
 
 class Pauses:
-    """Tells pauses, and whether they come regularly.
+    """Detects pauses, and whether they come regularly.
 
     Attributes:
-        regular: they have come twice or more, and take much of the time.
-        may_be: one has come that takes much of the time, and perhaps there will be others.
-        period_s: from the last but one to the last. across: an epoch has ended between these two.
+        regular: there have been two or more, and they take much of the time.
+        may_be: there has been one, which takes much of the time, and others may follow.
+        period_s: from the last pause but one to the last. across: an epoch has ended between these two.
     """
 
     def __init__(self) -> None:
@@ -503,20 +508,21 @@ class Pauses:
         return paused
 
 
-# What the loaders of a training deliver, as the agent notes it (see `autotune_agent.deliveries`): of a script while it
-# trains, and of a workload without a training.
+# What the loaders of a training deliver, as noted by the agent (see `autotune_agent.deliveries`): for a script while it
+# trains, for a workload without training.
 
 
 PERSISTENT = PERSISTENT_WORKERS.name
-#: In the middle of an epoch, this many times as long is waited for the next batch as between two.
+#: In the middle of an epoch, wait this many times as long for the next batch as between two epochs.
 _IDLE = 2.0
 
 
 def told_deliveries(plan: DeliveryPlan, files: LaunchFiles, *, goes_on: bool = False) -> dict[str, Any]:
-    """Return what the agent is told of a plan. What an attempt before has noted is removed.
+    """Return the part of the agent's plan that says what deliveries to note. What an earlier attempt has noted is
+    removed.
 
     Args:
-        goes_on: the training is to be measured later.
+        goes_on: the training is to go on and be measured later.
     """
     files.deliveries.unlink(missing_ok=True)
     return {
@@ -532,7 +538,7 @@ def told_deliveries(plan: DeliveryPlan, files: LaunchFiles, *, goes_on: bool = F
 
 
 class DeliveryLog:
-    """Reads what the agent notes, while it does.
+    """Reads what the agent notes, while it is being written.
 
     Args:
         plan: ``None`` if nothing is noted.
@@ -548,7 +554,7 @@ class DeliveryLog:
         self._newest_at = 0.0
 
     def is_over(self) -> bool:
-        """Read what is new; return whether nothing more is to be waited for."""
+        """Read what is new; return whether there is nothing more to wait for."""
         if self._plan is None:
             return True
         for event in self._new():
@@ -559,13 +565,13 @@ class DeliveryLog:
             elif event["e"] == "epoch":
                 self._ended_at = None
             elif event["e"] in ("done", "lost"):
-                # Workers do not know, and go on.
+                # Workers do not know that, and go on.
                 self._done = True
         if self._done:
             return True
         now = time.monotonic()
         if self._ended_at is None:
-            # It may go on with a batch that it has, or has noted all.
+            # The script may go on with a batch that it has, or everything has been noted.
             return bool(self._events) and now - self._newest_at > _IDLE * self._plan.wait_s
         # Between two epochs a script may do anything, for as long as it likes.
         return now - self._ended_at > self._plan.wait_s
@@ -587,16 +593,16 @@ class DeliveryLog:
 
     @property
     def persists(self) -> bool:
-        """Whether workers go on from one epoch to the next, and with them their part of the noting."""
+        """Whether workers persist from one epoch to the next, and their part of the noting with them."""
         return any(event["e"] == "loader" and event["workers"] and event["persist"] for event in self._events)
 
     @property
     def has_ended_early(self) -> bool:
-        """Whether an epoch has ended for no reason of the script's, which may fail of that."""
+        """Whether an epoch was ended for a reason that is not the script's, which may make the script fail."""
         return any(event["e"] == "end" and not event["whole"] for event in self._events)
 
     def found(self) -> Deliveries | None:
-        """Return what has been noted, and remove the file; ``None`` if nothing was to be."""
+        """Return what has been noted, and remove the file; ``None`` if nothing was to be noted."""
         if self._plan is None:
             return None
         self._events += self._new()
@@ -605,41 +611,42 @@ class DeliveryLog:
 
 
 def refused_by(deliveries: Deliveries, own: Config) -> Iterator[tuple[str, str, str]]:
-    """Yield what the looks at a training's own data set refuse: a knob, the answer it is for (see
-    `autotune.knobs.answer_to`), and the reason, a clause.
+    """Yield what the deliveries of a training's own data set rule out: a knob, the answer it is for (see
+    `autotune.knobs.answer_to`), and the reason, as a clause.
 
     Args:
-        own: configuration of the script, as far as it is known.
+        own: the script's own configuration, as far as it is known.
     """
-    twice = any(len(one.epochs) > 1 and one.epochs[1].batches for one in deliveries.sets)
-    for one in deliveries.sets:
-        yield from ((WORKERS, OTHERS, why) for why in stats.why_not_copied(one))
-        cached = stats.is_cached(one)
+    has_second = any(len(data_set.epochs) > 1 and data_set.epochs[1].batches for data_set in deliveries.sets)
+    for data_set in deliveries.sets:
+        yield from ((WORKERS, OTHERS, why) for why in stats.why_not_copied(data_set))
+        cached = stats.is_cached(data_set)
         if cached is not None:
             why = f"the data set keeps what it has made (once more takes {100 * cached:.0f} % of the time)"
             yield WORKERS, OTHERS, f"{why}, and workers would lose it after each epoch"
-        changed = next((what for epoch in one.epochs[1:] for what in epoch.changed), None)
+        changed = next((what for epoch in data_set.epochs[1:] for what in epoch.changed), None)
         if own.get(PERSISTENT):
             continue
         answer = answer_to(KNOBS[PERSISTENT], True)
         if changed is not None:
             why = f"the script changes {changed} between epochs, and workers that persist never see it"
             yield PERSISTENT, answer, why
-        elif one.iterable:
+        elif data_set.iterable:
             yield PERSISTENT, answer, "of a data set that is iterated, workers that persist may go on where they ended"
-        elif not twice:
+        elif not has_second:
             yield PERSISTENT, answer, "no second epoch was seen, of which workers that persist may miss what is new"
 
 
 def deliver(spec: TrialSpec, beats: Beats) -> TrainCheck:
-    """Let the loader of a workload deliver as ``spec.check.deliveries`` says, under ``spec.config``; nothing trains."""
+    """Let the loader of a workload deliver as ``spec.check.deliveries`` says, under ``spec.config``, without
+    training."""
     plan = spec.check.deliveries if spec.check is not None else None
     files = LaunchFiles(Path(spec.folder))
     log = DeliveryLog(plan, files)
     if plan is None or spec.rank:
         return TrainCheck(losses=(), finite=True, changed=1.0)
     launch = Launch(spec, beats)
-    # Not before: nothing else is to be found in the agent's folder.
+    # Appended only now: nothing else is to be imported from the agent's folder.
     sys.path.append(str(entering.FOLDER))
     from autotune_agent.deliveries import Noting
 

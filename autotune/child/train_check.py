@@ -38,7 +38,7 @@ def train_check(spec: TrialSpec, beats: Beats) -> TrainCheck:
     Raises:
         AutotuneError: spec.check is missing, or no starting point was saved.
         WorkloadError: the saved weights do not fit the model of this configuration.
-        MachineError: the starting point is a file of somebody else.
+        MachineError: the starting point is a file that was not written by this study.
     """
     plan = spec.check
     if plan is None:
@@ -63,16 +63,16 @@ def train_check(spec: TrialSpec, beats: Beats) -> TrainCheck:
     # Dropout draws the same numbers in all launches, as long as their kernels draw in the same order.
     torch.manual_seed(ctx.seed + plan.seed)
     beats.enter(Phase.COMPILE)
-    # Ranks train on different batches, or nothing would tell whether they average their gradients.
-    turned = start.batches[spec.rank :] + start.batches[: spec.rank]
-    losses, finite, skips = take_steps(step, turned, plan.steps, beats)
+    # Ranks train on different batches; otherwise nothing would show whether they average their gradients.
+    batches = start.batches[spec.rank :] + start.batches[: spec.rank]
+    losses, finite, skips = take_steps(step, batches, plan.steps, beats)
     if finite and not same_in_all_ranks(step.model):
         raise WorkloadError(
             f"after {plan.steps} steps the ranks have different weights: their gradients are not averaged",
             advice="see what parallel(ctx, m) returns, and whether all parameters are used in the loss.",
         )
     changed = changed_fraction(before, step.model)
-    # What evaluates may compile once more, and has a phase of its own.
+    # The evaluation may compile once more, so it gets a phase of its own.
     beats.enter(Phase.COMPILE)
     metric, lacks = None, None
     if finite:
@@ -81,7 +81,7 @@ def train_check(spec: TrialSpec, beats: Beats) -> TrainCheck:
         except WorkloadError:
             raise
         except Exception as error:
-            # A function of the user's may have this name for something else. The losses tell all the same.
+            # A function of the user may have this name for another purpose. The losses are conclusive without it.
             lacks = f"metric(ctx, model) raised {type(error).__name__}: {error}"
     return TrainCheck(
         losses=tuple(losses), finite=finite, changed=changed, scaler_skips=skips, metric=metric, metric_lacks=lacks
@@ -89,27 +89,27 @@ def train_check(spec: TrialSpec, beats: Beats) -> TrainCheck:
 
 
 def _metric(workload: Workload, ctx: Context, step: Step, spec: TrialSpec) -> float | None:
-    """Return what the workload's own metric says of the model as it is now; ``None`` if it has none.
+    """Return the value of the workload's own metric for the model as it is now; ``None`` if it has none.
 
     Raises:
-        WorkloadError: it is no finite number.
+        WorkloadError: it is not a finite number.
     """
-    own = contract.optional(workload, "metric")
-    if own is None:
+    metric = contract.optional(workload, "metric")
+    if metric is None:
         return None
     step.model.eval()
     with torch.no_grad(), autocast(step.device, step_plan(spec.config)):
-        value = own(at_once(ctx, spec.config), step.model)
+        value = metric(at_once(ctx, spec.config), step.model)
     try:
-        found = float(value)
+        number = float(value)
     except (TypeError, ValueError):
         raise WorkloadError(f"metric(ctx, model) must return a number, not {type(value).__name__}") from None
-    if not math.isfinite(found):
+    if not math.isfinite(number):
         raise WorkloadError(
-            f"metric(ctx, model) returned {found} after {spec.check.steps if spec.check else 0} steps",
+            f"metric(ctx, model) returned {number} after {spec.check.steps if spec.check else 0} steps",
             advice="let it return a finite number for a model that has only begun to learn.",
         )
-    return found
+    return number
 
 
 def take_steps(step: Step, batches: list[Any], steps: int, beats: Beats) -> tuple[list[float], bool, int]:
@@ -167,12 +167,12 @@ def _start(workload: Workload, ctx: Context, plan: CheckPlan, worker_start_metho
         raise _not_ours(path, error.strerror or str(error)) from error
     with stream:
         if os.fstat(stream.fileno()).st_nlink > 1:
-            # Some other file of this user's, perhaps.
+            # It may be some other file of this user.
             raise _not_ours(path, "it has another name elsewhere")
-        # Batches may hold any class of the workload's, so that only unpickling can read them, which runs what the file
-        # says. It is this user's own, and only launches of the study write to the study's folder.
-        found = torch.load(stream, map_location="cpu", weights_only=False)
-    return _Start(**found)
+        # Batches may hold any class of the workload, so only unpickling can read them, which runs whatever the file
+        # contains. The file is this user's own, and only launches of the study write to the study's folder.
+        saved = torch.load(stream, map_location="cpu", weights_only=False)
+    return _Start(**saved)
 
 
 def _not_ours(path: Path, why: str) -> MachineError:
@@ -205,8 +205,8 @@ def _load_weights(model: nn.Module, weights: dict[str, Any], spec: TrialSpec) ->
 
 def trainable(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return copies of the trainable parameters, on the CPU because device memory may be tight."""
-    found = {name: own_part(p.detach()) for name, p in model.named_parameters() if p.requires_grad}
-    return {name: part.to("cpu", copy=True) for name, part in found.items()}
+    parameters = {name: own_part(p.detach()) for name, p in model.named_parameters() if p.requires_grad}
+    return {name: part.to("cpu", copy=True) for name, part in parameters.items()}
 
 
 def changed_fraction(before: dict[str, torch.Tensor], model: nn.Module) -> float:

@@ -1,4 +1,4 @@
-"""Configurations in turns in one process: a training's device part, or its loader."""
+"""Configurations that take turns in one process, for the device part of a training or for its loader."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from autotune.training.step import (
     step_of,
 )
 
-# A heat in this process: what an entrant does to itself takes it out, what it does to the process ends the heat.
+# A heat in this process: an entrant that harms only itself is taken out; one that harms the process ends the heat.
 #
-# How entrants race, `autotune.stats.racing` says; what a turn is, `device_turns` and `loader_turns`.
+# `autotune.stats.racing` defines how entrants race; `device_turns` and `loader_turns` define what a turn is.
 
 
 def race(spec: TrialSpec, plan: HeatPlan, turns: Turns, beats: Beats, clock: Clock, began: float) -> Heat:
@@ -56,18 +56,18 @@ def race(spec: TrialSpec, plan: HeatPlan, turns: Turns, beats: Beats, clock: Clo
     are unharmed (`is_contained`).
     """
     order = random.Random(order_seed(spec))
-    found = Rounds(plan, _Guarded(spec, plan, turns, beats), clock, order).run(began)
-    if found is None:
+    heat = Rounds(plan, _Guarded(spec, plan, turns, beats), clock, order).run(began)
+    if heat is None:
         raise Disturbed("other processes kept the machine too busy to compare anything")
-    return found
+    return heat
 
 
 class _Guarded:
-    """Turns whose errors are charged to whose turn it is."""
+    """Takes turns, and charges errors to the entrant whose turn it is."""
 
     def __init__(self, spec: TrialSpec, plan: HeatPlan, turns: Turns, beats: Beats) -> None:
         self._spec, self._plan, self._turns, self._beats = spec, plan, turns, beats
-        #: Entrants of which something has refused a knob's value.
+        #: Entrants in which something has refused a knob's value.
         self._refused: list[Contender] = []
 
     @property
@@ -80,11 +80,11 @@ class _Guarded:
 
     def take(self, entrant: Contender) -> Turn | None:
         leader = os.getpid()
-        first = next((one for one in self._refused if shares(one.refuses, one.config, entrant.config)), None)
-        if first is not None:
-            # What refuses a value does so whatever the other knobs are.
-            entrant.phase, entrant.status, entrant.cause = first.phase, first.status, first.cause
-            entrant.refuses = first.refuses
+        refused = next((other for other in self._refused if shares(other.refuses, other.config, entrant.config)), None)
+        if refused is not None:
+            # A value that is refused is refused whatever the other knobs are.
+            entrant.phase, entrant.status, entrant.cause = refused.phase, refused.status, refused.cause
+            entrant.refuses = refused.refuses
             return None
         self._beats.turn(entrant.number)
         try:
@@ -93,14 +93,14 @@ class _Guarded:
             if os.getpid() != leader or entrant.number == 0:
                 raise
             spec = self._spec.model_copy(update={"config": dict(entrant.config)})
-            found = classify(error, spec, self._beats.phase)
-            # A script that has ended goes on with nobody.
-            if spec.command is not None or not is_contained(self._plan.side, spec.devices[0], found.status):
+            verdict = classify(error, spec, self._beats.phase)
+            # A script that has ended cannot go on with another entrant.
+            if spec.command is not None or not is_contained(self._plan.side, spec.devices[0], verdict.status):
                 raise
             entrant.phase = self._beats.phase
-            entrant.status, entrant.cause, entrant.advice = found.status, found.cause, found.advice
-            entrant.cannot_compile, entrant.refuses = found.cannot_compile, found.refuses
-            if found.refuses is not None and not shares(found.refuses, entrant.config, self._plan.entrants[0]):
+            entrant.status, entrant.cause, entrant.advice = verdict.status, verdict.cause, verdict.advice
+            entrant.cannot_compile, entrant.refuses = verdict.cannot_compile, verdict.refuses
+            if verdict.refuses is not None and not shares(verdict.refuses, entrant.config, self._plan.entrants[0]):
                 self._refused.append(entrant)
             return None
 
@@ -110,8 +110,8 @@ class _Guarded:
 
 # Turns on the device: entrants train on resident batches, with one set of weights.
 
-#: Counted steps of a turn. On shared CPU cores the noise lasts for seconds, so that a second step tells little that the
-#: first did not, and short turns cancel more of it.
+#: Counted steps of a turn. On shared CPU cores the noise lasts for seconds, so a second step adds little to the first,
+#: and short turns cancel more of the noise.
 LEAST_STEPS = 1
 #: On a CPU, the first step of a turn counts if steps take this long.
 SETTLED_S = 0.2
@@ -154,16 +154,16 @@ class _DeviceTurns:
         self.batches = {b: move(x, self.device, non_blocking=False, channels_last=0) for b, x in batches.items()}
         # The workload decides how its model is built; each entrant's own settings are switched on when its turn comes.
         self.built = build(launch.workload, launch.ctx, eager(plan.entrants[0]))
-        # The workload's own code may have allowed TF32, say, which is then in force in each entrant's trial, too.
+        # The workload's own code may have allowed TF32, for example, which then holds in each entrant's trial as well.
         self.switch = Switch(self.built.model, self.built.optimizer, as_found())
         self._keep_weights()
 
     def _batches(self) -> dict[int, Any]:
-        """Return one batch of each size, made in this process as the workload's loader makes them."""
-        found = {}
+        """Return one batch of each size, made in this process in the way that the workload's loader makes them."""
+        batches = {}
         for ctx in self.contexts:
             size = ctx.batch_size
-            if size not in found:
+            if size not in batches:
                 loader = open_loader(
                     self.launch.workload,
                     ctx,
@@ -172,8 +172,8 @@ class _DeviceTurns:
                     order=self.launch.order,
                     seed=order_seed(self.spec),
                 )
-                found[size] = first_batch(loader)
-        return found
+                batches[size] = first_batch(loader)
+        return batches
 
     def _keep_weights(self) -> None:
         """Make steps leave the weights as they are. The kernels are the same."""
@@ -184,12 +184,12 @@ class _DeviceTurns:
                 group["lr"] = 0.0
 
     def leave(self, entrant: Contender) -> None:
-        """Leave nothing of an entrant to the others."""
+        """Remove everything of an entrant, so that nothing is left to the others."""
         self._steps.pop(entrant.number, None)
         if entrant.status is TrialStatus.PRUNED:
             return
         if self.cuda:
-            # With a corrupted CUDA context this raises, and nobody can go on.
+            # With a corrupted CUDA context this raises, and no entrant can go on.
             torch.cuda.synchronize()
         self.built.optimizer.zero_grad(set_to_none=True)
         gc.collect()
@@ -215,12 +215,12 @@ class _DeviceTurns:
         return self._steps[entrant.number]
 
     def take(self, entrant: Contender) -> Turn | None:
-        """Take a turn of as many steps as last `turn_s`, and at least one.
+        """Take a turn of as many steps as fill `turn_s`, and at least one.
 
-        An entrant's very first step is not counted, and no first step of a turn after it: caches are those of the last
-        entrant. On a CPU a step of half a second takes 1.5 % longer then (ResNet-18, 96 px), and counting it is worth
-        more than it costs; one of 50 ms takes three times as long (MobileNetV3). On CUDA the allocator's cache is
-        empty, and no first step of a turn counts.
+        An entrant's very first step is not counted, nor is the first step of a later turn, when the caches hold data of
+        the last entrant. On a CPU a step of half a second takes 1.5 % longer then (ResNet-18, 96 px), and counting it
+        is worth more than it costs; one of 50 ms takes three times as long (MobileNetV3). On CUDA the allocator's cache
+        is empty, and no first step of a turn counts.
         """
         first = entrant.first_step_s is None
         self.beats.enter(Phase.COMPILE if first else Phase.MEASURE)
@@ -233,7 +233,7 @@ class _DeviceTurns:
                 self._settled = True
                 self.around.settle_in()
             if self.cuda:
-                # So that the first turn is as long as the others: of shorter ones, `PRIORS` expect too much.
+                # This makes the first turn as long as the others: `PRIORS` would expect too much of shorter ones.
                 entrant.step_s = self._seconds_of(step, batch)
                 # Kernels were tried in the first step, with workspaces that no later step needs.
                 self.launch.memory.begin_turn()
@@ -243,13 +243,13 @@ class _DeviceTurns:
         count = max(LEAST_STEPS, wanted)
         self.around.begin()
         if self.cuda:
-            # It fills the allocator, and is not waited for: the device is at work when the time begins.
+            # This step fills the allocator, and is not waited for: the device is at work when timing begins.
             step(batch)
         start = self._mark()
         for _ in range(count):
             loss = step(batch)
         end = self._mark()
-        # Before anything is waited for: an idle card's clocks are held down by nothing.
+        # Read before waiting for anything: nothing holds down the clocks of an idle card.
         at_work = self.around.at_work()
         checked(loss)
         seconds = start.elapsed_time(end) / 1e3 if self.cuda else end - start
@@ -278,7 +278,7 @@ class _DeviceTurns:
         return event
 
 
-# Turns of the loader: each opens one, waits for its workers, and counts the batches that follow. Nothing trains.
+# Turns of the loader: each opens a loader, waits for its workers, and counts the batches that follow. Nothing trains.
 
 
 def loader_heat(spec: TrialSpec, plan: HeatPlan, beats: Beats, clock: Clock, began: float) -> Heat:
@@ -291,7 +291,7 @@ def loader_heat(spec: TrialSpec, plan: HeatPlan, beats: Beats, clock: Clock, beg
         UsageError: the entrants differ in other knobs.
         Disturbed: other processes kept the machine too busy to measure.
 
-    Whatever an entrant raises is raised: PyTorch goes on raising for the workers of one that has died.
+    Whatever an entrant raises is raised: PyTorch keeps raising for a loader whose worker has died.
     """
     turns = _LoaderTurns(spec, plan, beats, clock)
     return race(spec, plan, turns, beats, clock, began)
@@ -308,18 +308,18 @@ class _LoaderTurns:
         self.around = Watcher((), clock)
         self.launch = Launch(spec, beats)
         self.spec, self.plan, self.beats, self.clock = spec, plan, beats, clock
-        # The host makes the batches, whatever they are for.
+        # The host makes the batches, whatever device they are for.
         self.prior = PRIORS["cpu"]
         self.data = data_of(self.launch.workload, self.launch.ctx)
-        #: Seconds of opening and closing loaders, and of waiting for the first batch of each worker.
+        #: Seconds spent on opening and closing loaders, and on waiting for the first batch of each worker.
         self.switch_s = 0.0
         self._taken = 0
 
     def take(self, entrant: Contender) -> Turn | None:
-        """Take a turn of at least `turn_s` seconds, in which each worker makes equally many batches.
+        """Take a turn of at least `turn_s` seconds, in which each worker makes the same number of batches.
 
-        Each turn goes on with the samples after those of the last one. If all had the same, the files that one has read
-        would be in the page cache for the next one.
+        Each turn continues with the samples after those of the last one. If all turns had the same samples, the files
+        that one has read would be in the page cache for the next.
         """
         self.beats.enter(Phase.WARMUP)
         opened = self.clock.now()
@@ -346,13 +346,14 @@ class _LoaderTurns:
         began = now = self.clock.now()
         self.switch_s += began - opened
         count = samples = 0
-        # Workers that run side by side finish side by side: a count that is no multiple of theirs is of luck.
+        # Workers that run in parallel finish together: a count that is not a multiple of their number leaves the rate
+        # to luck.
         while count % max(1, feed.workers) or now - began < self.plan.turn_s:
             batch = feed.next().batch
             count += 1
             samples += samples_in(self.launch.workload, self.launch.ctx, batch)
             now = self.clock.now()
-            # Early rates are those of the first burst.
+            # Early rates reflect only the first burst.
             early = now - began < self.plan.turn_s / 2
             self.beats.step(count, rate_per_s=None if early else samples / (now - began))
         around, _ = self.around.read()
@@ -365,4 +366,4 @@ class _LoaderTurns:
         return turn if quiet else None
 
     def leave(self, entrant: Contender) -> None:
-        """Nothing is left of an entrant: its loader was closed at the end of its turn."""
+        """Do nothing: an entrant's loader was closed at the end of its turn."""

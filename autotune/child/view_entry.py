@@ -1,11 +1,12 @@
-"""Enters a copy-on-write view of a folder, and becomes the command. Run by itself, as a fresh process with one thread;
-`autotune.child.script_folders` starts it. Only what Python has loaded soon is imported, since each launch waits for it.
+"""Enters a copy-on-write view of a folder, and becomes the command. Run on its own, as a fresh process with one thread;
+`autotune.child.script_folders` starts it. It imports only what loads quickly, since each launch waits for it.
 
-Its words are those of `EntryPlan.words`, and then the command's. To a descriptor it writes ``entered``, or ``refused``
-and why, in a line each; after it was entered, ``errno`` and a number if the command cannot be run.
+Its arguments are those of `EntryPlan.words`, followed by the command's. To a descriptor it writes a line ``entered``,
+or ``refused`` and why; after ``entered``, a line ``errno`` and a number if the command cannot be run.
 
-Mounts are those of this process and its children alone, and go with the last of them. A user who may not mount does so
-in a user namespace, where this user keeps the own ids and has no more rights than before once the command runs.
+The mounts belong to this process and its children alone, and vanish with the last of them. For a user who may not
+mount, it does so in a user namespace, where the user keeps the same ids and has no more rights than before once the
+command runs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 _NEWNS, _NEWUSER = 0x00020000, 0x10000000
 _BIND, _REC, _SLAVE = 0x1000, 0x4000, 0x80000
-#: The map of ids where there is no user namespace but the first.
+#: The map of ids in the initial user namespace.
 _ALL_IDS = ["0", "0", "4294967295"]
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -32,7 +33,7 @@ class EntryPlan:
     Attributes:
         tell: the descriptor to write to. folder: to be viewed. runs_in: where the command runs.
         upper, work: empty folders outside of it, on one file system, for what is written.
-        kept: files and folders below it that stay themselves. hidden: files below it that the view is to lack.
+        kept: files and folders below it that are left out of the view. hidden: files below it that the view is to lack.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class EntryPlan:
 
 
 def read(words: list[str]) -> tuple[EntryPlan, list[str]]:
-    """Return the plan that words begin with, and the words that follow."""
+    """Return the plan at the beginning of some words, and the words that follow it."""
     tell, folder, upper, work, runs_in, *more = words
     kept, more = more[1 : 1 + int(more[0])], more[1 + int(more[0]) :]
     hidden, more = more[1 : 1 + int(more[0])], more[1 + int(more[0]) :]
@@ -61,7 +62,7 @@ def read(words: list[str]) -> tuple[EntryPlan, list[str]]:
 
 
 def main(plan: EntryPlan, command: list[str]) -> NoReturn:
-    """Enter the view, tell so, and execute the command; without one, only tell."""
+    """Enter the view, report that, and execute the command; without a command, only report."""
     os.set_inheritable(plan.tell, False)
     try:
         _enter(plan)
@@ -81,14 +82,14 @@ def main(plan: EntryPlan, command: list[str]) -> NoReturn:
 
 def _enter(plan: EntryPlan) -> None:
     in_user = _unshare()
-    # What is mounted elsewhere from now on is still seen here, and nothing of ours there.
+    # What is mounted elsewhere from now on is still visible here, but nothing of ours is visible there.
     _mount(None, "/", None, _REC | _SLAVE, None, "mounts cannot be its own")
     layers = {"lowerdir": plan.folder, "upperdir": plan.upper, "workdir": plan.work}
     opened = {name: os.open(path, os.O_RDONLY | os.O_DIRECTORY) for name, path in layers.items()}
     _try_notes(opened["upperdir"], "user.autotune" if in_user else "trusted.autotune")
     # Opened before the folder is covered. An overlay leaves out whatever is mounted below it.
     kept = [(path, os.open(path, os.O_PATH)) for path in [*_mounted_below(plan.folder), *plan.kept]]
-    # By descriptor: a path may have commas and colons in it. To rename folders, an overlay needs a right of root's.
+    # By descriptor, because a path may contain commas and colons. To rename folders, an overlay needs a right of root.
     options = [f"{name}=/proc/self/fd/{opened[name]}" for name in layers]
     options.append("userxattr" if in_user else "redirect_dir=on")
     _mount("overlay", plan.folder, "overlay", 0, ",".join(options), "an overlay cannot be mounted")
@@ -121,7 +122,7 @@ def _unshare() -> bool:
 
 
 def _try_notes(upper: int, name: str) -> None:
-    """Raise if a folder cannot have the attributes in which an overlay notes what was removed."""
+    """Raise if a folder does not support the attributes in which an overlay records what was removed."""
     try:
         os.setxattr(upper, name, b"1")
         os.removexattr(upper, name)
@@ -130,15 +131,15 @@ def _try_notes(upper: int, name: str) -> None:
 
 
 def _mounted_below(folder: str) -> list[str]:
-    """Return what is mounted below a folder, but for what is mounted below that."""
+    """Return what is mounted below a folder, except what is mounted below another such mount."""
     with open("/proc/self/mountinfo", "rb") as file:
         # Blanks and the like are written as \040.
         points = {os.fsdecode(line.split()[4].decode("unicode_escape").encode("latin-1")) for line in file}
-    found: list[str] = []
+    mounts: list[str] = []
     for point in sorted(points):
-        if _is_in(point, folder) and not any(_is_in(point, other) for other in found):
-            found.append(point)
-    return [point for point in found if os.path.exists(point)]
+        if _is_in(point, folder) and not any(_is_in(point, other) for other in mounts):
+            mounts.append(point)
+    return [point for point in mounts if os.path.exists(point)]
 
 
 def _is_in(path: str, folder: str) -> bool:
@@ -146,8 +147,8 @@ def _is_in(path: str, folder: str) -> bool:
 
 
 def _mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None, what: str) -> None:
-    given = [None if text is None else os.fsencode(text) for text in (source, target, kind, options)]
-    _check(_libc.mount(*given[:3], ctypes.c_ulong(flags), given[3]), what)
+    arguments = [None if text is None else os.fsencode(text) for text in (source, target, kind, options)]
+    _check(_libc.mount(*arguments[:3], ctypes.c_ulong(flags), arguments[3]), what)
 
 
 def _check(result: int, what: str) -> None:

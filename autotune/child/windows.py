@@ -19,20 +19,20 @@ from autotune.child.failure import Disturbed
 from autotune.machine.cpu_load import CpuWatch, Rapl, Stops
 from autotune.machine.gpu import LASTING_SLOWDOWN, SLOWDOWNS, CardReading, CardWatch
 
-# What went on around a window on this machine.
+# What else happened on this machine during a window.
 
-# Tells a launch's own processes on a card from others.
+# Distinguishes a launch's own processes on a card from others.
 
 
 class Sharing:
-    """Tells this launch's processes on its card from others, by when they came.
+    """Distinguishes this launch's processes on its card from others, by when they appeared.
 
     No pid is compared with one of our own. Inside a container a process does not know the pids by which the driver
-    lists it, and a driver may list processes by the container's pids and report their use of the SMs by the host's.
+    lists it, and a driver may list processes by the container's pids but report their use of the SMs by the host's.
 
     Args:
         present: pids that the driver lists before this launch uses the card; ``None`` if it lists none.
-        computing: pids for which the driver reports use of the SMs before that.
+        computing: pids for which the driver reports use of the SMs before then.
     """
 
     def __init__(self, present: Iterable[int] | None, computing: Iterable[int] | None) -> None:
@@ -41,7 +41,7 @@ class Sharing:
         self._listed: frozenset[int] | None = None
         self._recognized: frozenset[int] = frozenset()
         self._settled = False
-        #: Processes that came during start-up beside ours, and cannot be told from it.
+        #: How many processes appeared beside ours during start-up, and cannot be distinguished from it.
         self._extra = 0
         self._last_percent: int | None = None
 
@@ -59,13 +59,13 @@ class Sharing:
             self._extra = max(0, len(self._listed or ()) - 1)
 
     def others(self, present: Iterable[int] | None) -> int | None:
-        """Return how many of the listed processes are not ours; ``None`` if that cannot be told."""
+        """Return how many of the listed processes are not ours; ``None`` if that is unknown."""
         if present is None or self._listed is None:
             return None
         return len(frozenset(present) - self._listed) + self._extra
 
     def others_percent(self, present: Iterable[int] | None, sm_percent: Mapping[int, int] | None) -> int | None:
-        """Return the use of the SMs by processes that are not ours, added up; ``None`` if that cannot be told.
+        """Return the total use of the SMs by processes that are not ours; ``None`` if that is unknown.
 
         Args:
             sm_percent: use of the SMs by pid, during a time in which this launch computed.
@@ -73,7 +73,7 @@ class Sharing:
         if sm_percent is None or not self._settled or self._extra:
             return None
         if not sm_percent:
-            # Nobody computed, or the driver, which samples once in up to a second, has nothing new.
+            # No process computed, or the driver, which may sample only once a second, has nothing new.
             return self._last_percent or 0
         listed = self._listed or frozenset()
         ours = listed & sm_percent.keys()
@@ -81,7 +81,8 @@ class Sharing:
             self._recognized = ours
         elif not self._recognized:
             fresh = sm_percent.keys() - self._computed_before - (frozenset(present or ()) - listed)
-            # Under another numbering ours is the one that began to compute; a launch has one process on its card.
+            # If the pids are numbered differently, ours is the one that began to compute; a launch has one process on
+            # its card.
             self._recognized = frozenset(fresh) if len(fresh) == 1 else frozenset()
         if not self._recognized:
             return None
@@ -94,10 +95,10 @@ class Sharing:
 #: Idle CPU time, in cores and as a fraction of all cores, above which other processes took nothing from the training.
 FREE_CORES = 0.1
 FREE_FRACTION = 0.1
-#: Per cent of the time in which others may use the card's SMs: a desktop draws now and then. The launcher takes a card
-#: for idle up to the same utilization.
+#: Percentage of the time that others may use the card's SMs: a desktop draws now and then. The launcher considers a
+#: card idle up to the same utilization.
 FREE_SM_PERCENT = 5
-#: Why a window with `LASTING_SLOWDOWN` is discarded, if nothing else speaks against it and the slowdown does not last.
+#: Why a window with `LASTING_SLOWDOWN` is discarded, if there is no other reason and the slowdown does not last.
 LASTING = f"{SLOWDOWNS[LASTING_SLOWDOWN]} held the card's clocks down"
 
 _LOADED = "others used"
@@ -126,7 +127,7 @@ def _used_by_others(around: Surroundings, cores: int, busy_cores: float) -> str 
     if around.stops:
         return _STOPPED
     if around.foreign_sm_percent is None:
-        # Whether it computed is not known.
+        # It is not known whether it computed.
         if around.foreign_processes:
             return "another process is on the card"
     elif around.foreign_sm_percent > FREE_SM_PERCENT:
@@ -160,14 +161,14 @@ def what_went_on(discarded: Sequence[Window], cores: int) -> str:
 
 
 def card_of(spec: TrialSpec) -> str | None:
-    """Return the UUID of a rank's card, of a script the first, as far as the spec tells; ``None`` on a CPU."""
+    """Return the UUID of a rank's card, or of a script's first card, as far as the spec gives it; ``None`` on a CPU."""
     cards = cards_of(spec)
     return cards[spec.rank] if spec.rank < len(cards) else None
 
 
 def cards_of(spec: TrialSpec) -> tuple[str, ...]:
     """Return the UUIDs of all cards that a launch sees, in the order of its ranks; empty on a CPU, or if the spec does
-    not tell them."""
+    not give them."""
     name = spec.devices[0]
     if name == "cpu":
         return ()
@@ -179,20 +180,20 @@ def cards_of(spec: TrialSpec) -> tuple[str, ...]:
 
 
 def processors_of(spec: TrialSpec) -> Rapl:
-    """Return the energy counters of a launch's processors: none for one that is pinned to cores, because the counters
-    count what others do on the rest, too."""
+    """Return the energy counters of a launch's processors: none for a launch that is pinned to cores, because the
+    counters include what others do on the remaining cores."""
     return Rapl(Path(os.devnull)) if spec.cores else Rapl()
 
 
 class Watcher:
     """Reads the machine's state between windows. Create it before CUDA is initialized, to record foreign processes.
 
-    Of several cards, a window's surroundings have what holds any of them up: the processes of the card that others
-    disturb most, the lowest clocks, the highest temperature, every reason; power and energy are the sum.
+    With several cards, a window's surroundings record what holds up any of them: the processes of the card that others
+    disturb most, the lowest clocks, the highest temperature, every reason; power and energy are summed.
 
     Args:
         cards: the UUIDs of the cards to watch; without any, only the CPU is.
-        processors: the energy counters of the CPU, which count where there is no card.
+        processors: the energy counters of the CPU, which are used where there is no card.
         root: the process whose descendants, itself included, are the launch; this one if ``None``.
     """
 
@@ -218,13 +219,13 @@ class Watcher:
         self._energy_j = self._energy([card.energy_j() for card in self._cards])
 
     def at_work(self) -> dict[str, int]:
-        """Return those fields of `Surroundings` that are others as soon as the card is idle, as far as they are known:
-        the clock of its multiprocessors, and what holds it down."""
-        found = {
+        """Return those fields of `Surroundings` that change as soon as the card is idle, as far as they are known: the
+        clock of its multiprocessors, and what holds it down."""
+        readings = {
             "sm_clock_mhz": _of_known(min, [card.sm_clock_mhz() for card in self._cards]),
             "clocks_event_reasons": _any_of([card.clocks_event_reasons() for card in self._cards]),
         }
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in readings.items() if value is not None}
 
     def read(self) -> tuple[Surroundings, float | None]:
         """Return the machine's activity since the last reading, and the joules used since then or since `begin`."""
@@ -253,20 +254,20 @@ class Watcher:
         return _sum(of_cards) if self._cards else self._processors.energy_j()
 
     def _others(self, cards: Sequence[CardReading]) -> tuple[int | None, int | None]:
-        """Return how many processes that are not ours are on the card that these disturb most, and their use of its SMs
-        in per cent; ``None`` for what is not known."""
-        found = [
+        """Return how many foreign processes are on the card that they disturb most, and their use of its SMs in
+        percent; ``None`` for what is not known."""
+        others = [
             (sharing.others(card.processes), sharing.others_percent(card.processes, card.sm_percent))
             for card, sharing in zip(cards, self._sharing, strict=True)
         ]
-        return max(found, key=_disturbance, default=(None, None))
+        return max(others, key=_disturbance, default=(None, None))
 
 
 def _disturbance(others: tuple[int | None, int | None]) -> tuple[int, int]:
     processes, percent = others
-    # Who may be computing counts as if it did.
-    known = percent if percent is not None else 100 if processes else -1
-    return known, processes or 0
+    # A process that may be computing counts as if it were.
+    use = percent if percent is not None else 100 if processes else -1
+    return use, processes or 0
 
 
 def _of_known(choose: Callable[[list[int]], int], values: Sequence[int | None]) -> int | None:
@@ -325,11 +326,11 @@ class Windows:
 
     Attributes:
         discarded: windows that do not count, each with its reason.
-        settled: the step times have settled, as far as can be told now.
+        settled: the step times have settled, as far as is known now.
         slow: the rate is certainly below the plan's threshold.
         rate_per_s: samples per second inside the windows that count; ``None`` before the first.
-        whole_epochs: each window is an epoch, or from one pause of a script to another. Its steps differ by their place
-            in it, so whether the rate has settled is told from epoch to epoch.
+        whole_epochs: each window is an epoch, or lasts from one pause of a script to another. Its steps differ by their
+            place in it, so whether the rate has settled is judged from epoch to epoch.
     """
 
     def __init__(self, plan: MeasurePlan, cores: int) -> None:
@@ -390,14 +391,14 @@ class Windows:
         steps = [step for block in self.kept for step in block.steps]
         if sum(step.wait_s for step in steps) > IDLE_FRACTION * sum(step.step_s for step in steps):
             return None
-        seen = [b.window.around.sm_clock_mhz for b in self.kept if b.window.around and b.window.around.sm_clock_mhz]
-        return median(seen) if seen else None
+        clocks = [b.window.around.sm_clock_mhz for b in self.kept if b.window.around and b.window.around.sm_clock_mhz]
+        return median(clocks) if clocks else None
 
     def add(self, block: Block) -> None:
         """Add a closed window. It counts unless it carries a reason to discard it.
 
         A slowdown that has lasted since the first window is how this card runs under this load, so its windows count.
-        Once it has ended they do not, because the rate would not be that of one state of the card.
+        Once it has ended they do not, because the rate would not be that of a single state of the card.
         """
         if block.window.discarded in (None, LASTING):
             self._undisturbed.append(block)
@@ -406,7 +407,7 @@ class Windows:
         self._count(slowed=self._slowed_count and is_slowed(block.window.around) is not False)
 
     def _count(self, *, slowed: bool) -> None:
-        """Sort out which windows count: with or without those during a slowdown that may last."""
+        """Determine which windows count: with or without those during a slowdown that may last."""
         self._slowed_count = slowed
         self._blocks, self.discarded = [], [*self._disturbed]
         for block in self._undisturbed:
@@ -471,14 +472,14 @@ class Windows:
     def _out_of_time(self, elapsed_s: float) -> bool:
         most_s = self.plan.max_measure_s
         lost_s = sum(window.seconds for window in self.discarded)
-        up = elapsed_s >= min(2 * most_s, most_s + lost_s)
-        if up and len(self._blocks) < stats.FEWEST_WINDOWS:
-            # A card that is slowed nearly all the time has no other rate.
+        is_over = elapsed_s >= min(2 * most_s, most_s + lost_s)
+        if is_over and len(self._blocks) < stats.FEWEST_WINDOWS:
+            # A card that is slowed nearly all the time has no other rate to measure.
             self._count(slowed=True)
             self._find_steady_state()
         left = len(self._blocks)
-        if left >= stats.FEWEST_WINDOWS or not up:
-            return up
+        if left >= stats.FEWEST_WINDOWS or not is_over:
+            return is_over
         # With long steps, measuring goes on until twice the number of windows has been tried.
         total = left + len(self.discarded)
         if self.discarded and total >= 2 * stats.FEWEST_WINDOWS:
@@ -486,10 +487,10 @@ class Windows:
         return False
 
     def disturbed(self, elapsed_s: float) -> Disturbed:
-        """Return the error for windows of which too many were disturbed, ``elapsed_s`` after the start.
+        """Return the error for too many disturbed windows, ``elapsed_s`` after the start.
 
         Raises:
-            IndexError: none was.
+            IndexError: no window was discarded.
         """
         left, total = len(self._blocks), len(self._blocks) + len(self.discarded)
         undisturbed = f"only {left} of {total} windows undisturbed" if left else "no undisturbed window"
