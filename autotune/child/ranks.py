@@ -132,7 +132,7 @@ def lead(spec: TrialSpec, beats: int, train: Callable[[int, int, RankBoard], int
         if failed
         else min(results)
     )
-    for files in own:
+    for files in rank_files:
         # The one that counts is told below.
         files.result.unlink(missing_ok=True)
     write_atomic(launch.result, _whole(results[rank], rank, spec.ranks, launch, board).model_dump_json())

@@ -1,7 +1,7 @@
 """The object that `autotune.load_profile` returns: a profile that is applied to the user's own training.
 
-Everything is applied by `autotune.training.step`, as in the trials, so what was measured is what is applied. The first
-method that needs torch imports it.
+Everything is applied by `autotune.training.step`, as in the trials, so that what is applied is what was measured. The
+first method that needs torch imports it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 class Applied:
     """A profile with methods that set up a training as it was measured.
 
-    `prepare` does it all. Who wants to do it part by part calls the others in the order of a plain training: `process`
-    first (before CUDA is initialized), then `loader`, `model`, `optimizer`, `step`.
+    `prepare` does it all. To do it part by part, call the others in the order of a plain training: `process` first
+    (before CUDA is initialized), then `loader`, `model`, `optimizer`, `step`.
 
     Attributes:
         profile: the profile as data.
@@ -54,11 +54,11 @@ class Applied:
         self.device = device or (f"cuda:{_own_card()}" if measured_on == "cuda" else "cpu")
 
     def __repr__(self) -> str:
-        where, gives = self.profile.provenance.study, self.profile.gives
+        study, gives = self.profile.provenance.study, self.profile.gives
         rate = rate_text(gives.samples_per_second, gives.ci95)
         speedup = speedup_text(gives.speedup, gives.speedup_ci95, gives.unproven)
         return (
-            f"<{type(self).__name__} profile of {self.profile.workload.name} ({where}) on {self.device}: "
+            f"<{type(self).__name__} profile of {self.profile.workload.name} ({study}) on {self.device}: "
             f"{settings(self.config)}; {rate} {self.profile.unit}, {speedup}>"
         )
 
@@ -81,16 +81,16 @@ class Applied:
     ) -> tuple[DataLoader[Any], Step]:
         """Set up a whole training, in the order of a trial, and return its loader and its step.
 
-        One of several ranks that ``torchrun`` has started gets its part of a data set that has a length, unless
-        ``loader`` has a sampler, and its step averages their gradients. The batch size is each rank's.
+        With several ranks, started by ``torchrun``, each gets its part of a data set that has a length, unless
+        ``loader`` has a sampler, and the step averages their gradients. The batch size is that of each rank.
 
         The settings of the process are applied first. The loader's workers start next, before the model is moved to the
-        device; the first loop over the loader goes through the batches that they have begun with.
+        device; the first loop over the loader goes through the batches that they have begun to make.
 
         Args:
             model: is moved to the device, laid out and compiled in place.
-            optimizer: over the parameters of the model, before its first step; or a function that makes it of the model
-                on its device.
+            optimizer: over the parameters of the model, before its first step; or a function that makes it from the
+                model on its device.
             loss: ``loss(model, batch) -> Tensor`` of shape ``()``, run under autocast if the precision requires it.
             after_backward, after_step, ddp: see `step`.
             loader: arguments of ``torch.utils.data.DataLoader`` (``shuffle``, ``drop_last``, ``collate_fn``, …). They
@@ -98,7 +98,7 @@ class Applied:
 
         Raises:
             UsageError: CUDA is already initialized, and the profile has an allocator setting; ``dataset`` is a loader,
-                or ``model`` no module.
+                or ``model`` is not a module.
         """
         import torch
         from torch import nn
@@ -113,17 +113,17 @@ class Applied:
         _refuse_loader(dataset)
         self.process()
         if own_rank().count > 1 and torch.device(self.device).index:
-            # The thread that pins memory begins with the loader's workers, on the card that is current then.
+            # The thread that pins memory starts with the loader's workers, on the card that is current then.
             torch.cuda.set_device(self.device)
         batches = StartedLoader(dataset, **{**self._loader_options(), **_divided(dataset, loader)})
         model = self.model(model)
-        made = self.optimizer(optimizer(model) if callable(optimizer) else optimizer)
-        return batches, self.step(model, made, loss, after_backward=after_backward, after_step=after_step, ddp=ddp)
+        prepared = self.optimizer(optimizer(model) if callable(optimizer) else optimizer)
+        return batches, self.step(model, prepared, loss, after_backward=after_backward, after_step=after_step, ddp=ddp)
 
     def process(self) -> ProcessSettings:
         """Apply the settings of the whole process: threads, allocator, cuDNN, TF32.
 
-        They stay, unless it is called in a ``with`` statement, ``with profile.process():``, at whose end they are set
+        They stay, unless this is called in a ``with`` statement, ``with profile.process():``, at whose end they are set
         back to what they were.
 
         Raises:
@@ -172,14 +172,14 @@ class Applied:
         after_step: Callable[[nn.Module], None] | None = None,
         ddp: Mapping[str, Any] | None = None,
     ) -> Step:
-        """Return a callable that makes a training step with a batch, and returns the loss, shape ``()``, detached.
+        """Return a callable that takes a training step with a batch, and returns the loss, shape ``()``, detached.
 
         Args:
             loss: ``loss(model, batch) -> Tensor`` of shape ``()``, run under autocast if the precision requires it.
             after_backward: called with the model when gradients are complete and unscaled (for clipping).
             after_step: called with the model after the update of the weights (for an EMA).
-            ddp: of several ranks, arguments of ``DistributedDataParallel`` that the profile does not set, such as
-                ``find_unused_parameters``. A model that is wrapped or sharded already is taken as it is.
+            ddp: with several ranks, arguments of ``DistributedDataParallel`` that the profile does not set, such as
+                ``find_unused_parameters``. A model that is already wrapped or sharded is used as it is.
 
         Raises:
             UsageError: ``loss`` is a module, such as ``nn.CrossEntropyLoss()``, which takes other arguments.
@@ -208,8 +208,8 @@ class Applied:
     def differences(self) -> list[Row]:
         """Return rows ``(what, in the profile, here)`` for what differs on this machine, as far as that can be seen.
 
-        Of the card, what the driver says; nothing of it is compared where the profile is of a CPU. A file of the
-        workload that is not here tells nothing.
+        The card is compared by what the driver reports, and not at all if the profile was measured on a CPU. A file of
+        the workload that is missing here does not count as a difference.
         """
         _, _, index = self.device.partition(":")
         here = look_here(index=int(index or 0))
@@ -222,7 +222,7 @@ def _refuse_loader(dataset: object) -> None:
     """Refuse a loader where a data set is expected, which would only fail in a worker.
 
     Raises:
-        UsageError: it is one.
+        UsageError: it is a loader.
     """
     from torch.utils.data import DataLoader
 
@@ -236,12 +236,12 @@ def _refuse_loader(dataset: object) -> None:
 def _own_card() -> int:
     """Return the number of this rank's card among those that it sees."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    # A launcher may show each rank its own card only.
+    # A launcher may show each rank only its own card.
     return own_rank().local if visible is None or "," in visible else 0
 
 
 def _divided(dataset: Dataset[Any], options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a loader of one rank of several."""
+    """Return the options of a loader; with several ranks, they include the sampler of this one."""
     from torch.utils.data import IterableDataset
 
     rank = own_rank()
@@ -250,13 +250,13 @@ def _divided(dataset: Dataset[Any], options: dict[str, Any]) -> dict[str, Any]:
     from autotune.training.exchange import RankSampler
 
     shuffle = bool(options.get("shuffle", False))
-    dropped = bool(options.get("drop_last", False))
-    sampler = RankSampler(dataset, rank.count, rank.number, shuffle=shuffle, drop_last=dropped)
+    drop_last = bool(options.get("drop_last", False))
+    sampler = RankSampler(dataset, rank.count, rank.number, shuffle=shuffle, drop_last=drop_last)
     return {**options, "shuffle": False, "sampler": sampler}
 
 
 def differences_in_words(applied: Applied) -> list[str]:
-    """Return what `Applied.differences` means for the promised rate, one sentence for each kind."""
+    """Return what `Applied.differences` mean for the promised rate, one sentence for each kind."""
     return profiles.warnings_for(applied.differences())
 
 
@@ -276,31 +276,31 @@ def load_profile(
         path: a ``profile.yaml``.
         model: a model searched for on this machine, as for ``--model``. If it was only searched for on another
             machine, the nearest profile is used.
-        batch_size: beside ``model``, the batch size that the profile is to have.
+        batch_size: with ``model``, the batch size that the profile is to have.
         device: a torch device string; by default, the kind of device of the measurement.
         strict: raise an error where there would be a warning.
 
     Raises:
         ProfileError: the file is not a profile that this version can read, or the model was never searched for here, or
-            not with that batch size; with ``strict``, also if something differs.
-        UsageError: both ``path`` and ``model`` are given, or neither; or the profile asks for more workers than this
-            machine can stand.
+            not with that batch size; or, with ``strict``, something differs.
+        UsageError: both ``path`` and ``model`` are given, or neither; or the profile requires more workers than this
+            machine can bear.
     """
     if (path is None) == (model is None):
         raise UsageError("load_profile takes the path of a profile, or model=…")
     if path is not None and batch_size is not None:
         raise UsageError("batch_size says which of a model's profiles to load, and a path names one already")
     if path is not None:
-        where, found = Path(path), profiles.read(Path(path))
+        place, profile = Path(path), profiles.read(Path(path))
     else:
         assert model is not None
-        kept, _ = Store(find_daemon().profiles).find(os.fspath(model), look_here(), batch_size)
-        where, found = kept.path, kept.profile
-    applied = Applied(found, device)
+        entry, _ = Store(find_daemon().profiles).find(os.fspath(model), look_here(), batch_size)
+        place, profile = entry.path, entry.profile
+    applied = Applied(profile, device)
     sentences = differences_in_words(applied)
     if strict and sentences:
         # A traceback shows the message alone.
-        raise ProfileError(f"{where} does not hold here: {' '.join(sentences)}", advice="search on this machine.")
+        raise ProfileError(f"{place} does not hold here: {' '.join(sentences)}", advice="search on this machine.")
     for sentence in sentences:
-        warnings.warn(f"{where}: {sentence}", stacklevel=2)
+        warnings.warn(f"{place}: {sentence}", stacklevel=2)
     return applied

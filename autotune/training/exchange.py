@@ -1,4 +1,4 @@
-"""What ranks of one training do together: meet, divide samples, average gradients. Imports torch."""
+"""What the ranks of one training do together: meet, divide samples, average gradients. Imports torch."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from autotune.knobs import Knob
 
 _T = TypeVar("_T")
 
-#: In a trial, who waits for whom, and for how long, is watched from outside, where the rank at fault is known.
+#: In a trial, waits between ranks are watched from outside, where the rank at fault is known.
 _TIMEOUT = timedelta(days=1)
 
 
 class RankSampler(DistributedSampler[Any]):
-    """Divides a data set among the ranks, anew in each epoch if it is shuffled."""
+    """Divides a data set among the ranks, differently in each epoch if it is shuffled."""
 
     def __iter__(self) -> Iterator[Any]:
         order = super().__iter__()
-        # At once: an epoch may be broken off.
+        # At once, as an epoch may be abandoned.
         self.set_epoch(self.epoch + 1)
         yield from order
 
 
 def join(device: torch.device | str) -> None:
-    """Meet the other ranks, if there are any and this has not been done. Returns when all are there."""
+    """Meet the other ranks, if there are any and this has not been done. Return when all are there."""
     rank, kind = own_rank(), torch.device(device).type
     if rank.count < 2 or distributed.is_initialized():
         return
     if kind == "cuda":
-        # Or all ranks would begin on the first card.
+        # Otherwise all ranks would begin on the first card.
         torch.cuda.set_device(device)
     file = os.environ.get(RENDEZVOUS)
     distributed.init_process_group(
-        # Numbers of batches are agreed upon on the CPU.
+        # Numbers of batches are exchanged on the CPU.
         "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo",
         init_method=None if file is None else f"file://{file}",
         rank=rank.number,
@@ -53,10 +53,10 @@ def join(device: torch.device | str) -> None:
 
 
 def exchanging(model: nn.Module, settings: Iterable[tuple[Knob, Value]], **further: Any) -> nn.Module:
-    """Return what is to be called in place of a model, so that the ranks' gradients are averaged in its backward pass.
+    """Return the module to call in place of a model, so that the ranks' gradients are averaged in the backward pass.
 
-    The model must be on its device, and have a parameter to train. With one rank, and where the user has wrapped or
-    sharded it, it is the model itself.
+    The model must be on its device, and have a parameter to train. With one rank, or if the user has wrapped or sharded
+    it, the result is the model itself.
 
     Args:
         settings: knobs with their values.
@@ -65,7 +65,7 @@ def exchanging(model: nn.Module, settings: Iterable[tuple[Knob, Value]], **furth
     if own_rank().count < 2 or isinstance(model, DistributedDataParallel) or is_shared(model):
         return model
     chosen = list(settings)
-    # PyTorch's own defaults are left to it: some of its arguments are on their way out.
+    # PyTorch's own defaults are not passed: some of these arguments are being deprecated.
     changed = [(knob, value) for knob, value in chosen if value != knob.default]
     options = {name: option for knob, value in changed for name, option in knob.exchange_options(value).items()}
     device = next(model.parameters()).device
@@ -80,7 +80,7 @@ def exchanging(model: nn.Module, settings: Iterable[tuple[Knob, Value]], **furth
 
 @contextlib.contextmanager
 def without_exchange(model: nn.Module) -> Iterator[None]:
-    """Let a model that several ranks train keep its gradients to itself: what `DistributedDataParallel.no_sync` does,
+    """Keep a model that several ranks train from exchanging its gradients, as `DistributedDataParallel.no_sync` does,
     and ``set_requires_gradient_sync`` of a model that `fully_shard` has sharded."""
     switch = getattr(model, "set_requires_gradient_sync", None)
     if isinstance(model, DistributedDataParallel):
@@ -100,7 +100,7 @@ def load_whole(model: nn.Module, weights: dict[str, Any]) -> None:
     """Load the weights of a whole model into one that may be sharded.
 
     Raises:
-        RuntimeError: they are those of another model.
+        RuntimeError: the weights are those of another model.
     """
     if not is_shared(model):
         model.load_state_dict(weights)
@@ -111,8 +111,8 @@ def load_whole(model: nn.Module, weights: dict[str, Any]) -> None:
 
 
 def whole_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the ``state_dict`` of a model and of its optimizer. All ranks call it; what is sharded is gathered in the
-    first one, on the CPU, and the others get nothing."""
+    """Return the ``state_dict`` of a model and of its optimizer. All ranks call this; what is sharded is gathered in
+    the first one, on the CPU, and the others get nothing."""
     if not is_shared(model):
         return model.state_dict(), optimizer.state_dict()
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
@@ -123,7 +123,7 @@ def whole_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[di
 def load_states(
     model: nn.Module, optimizer: torch.optim.Optimizer, weights: dict[str, Any], state: dict[str, Any]
 ) -> None:
-    """Load what `whole_states` has returned in the first rank. All ranks call it, each with all of it."""
+    """Load what `whole_states` has returned in the first rank. All ranks call this, each with all of it."""
     if not is_shared(model):
         model.load_state_dict(weights)
         optimizer.load_state_dict(state)
@@ -135,29 +135,29 @@ def load_states(
 
 
 def own_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return a model's buffers by name, such as the averages of batch normalization: of what this rank has seen."""
+    """Return a model's buffers by name, such as the averages of batch normalization over what this rank has seen."""
     return {name: buffer for name, buffer in model.named_buffers() if not _is_sharded(buffer)}
 
 
 @contextlib.contextmanager
 def first_ranks_buffers(model: nn.Module) -> Iterator[None]:
-    """Give a model the buffers of the first rank, and in the end its own again. All ranks enter it."""
-    own = own_buffers(model)
-    if own_rank().count < 2 or not own:
+    """Give a model the buffers of the first rank, and restore its own at the end. All ranks enter this context."""
+    buffers = own_buffers(model)
+    if own_rank().count < 2 or not buffers:
         yield
         return
-    first = [{name: buffer.cpu() for name, buffer in own.items()}]
+    first = [{name: buffer.cpu() for name, buffer in buffers.items()}]
     distributed.broadcast_object_list(first, 0)
-    kept = {name: buffer.clone() for name, buffer in own.items()}
+    kept = {name: buffer.clone() for name, buffer in buffers.items()}
     try:
-        fill(own, first[0])
+        fill(buffers, first[0])
         yield
     finally:
-        fill(own, kept)
+        fill(buffers, kept)
 
 
 def fill(buffers: dict[str, torch.Tensor], values: dict[str, torch.Tensor]) -> None:
-    """Copy values into the buffers of their names."""
+    """Copy values into the buffers of the same names."""
     with torch.no_grad():
         for name, value in values.items():
             buffers[name].copy_(value)
@@ -196,21 +196,21 @@ def _is_sharded(tensor: torch.Tensor) -> bool:
 
 
 def largest(*numbers: int) -> list[int]:
-    """Return the largest of the numbers that the ranks call this with, for each place."""
+    """Return, for each argument, the largest of the numbers that the ranks call this with."""
     if own_rank().count < 2:
         return list(numbers)
-    found = torch.tensor(numbers)
-    distributed.all_reduce(found, distributed.ReduceOp.MAX)
-    return [int(number) for number in found]
+    maxima = torch.tensor(numbers)
+    distributed.all_reduce(maxima, distributed.ReduceOp.MAX)
+    return [int(number) for number in maxima]
 
 
 def from_all(thing: _T) -> list[_T]:
-    """Return what each rank calls this with, in the order of their numbers. It is pickled."""
+    """Return what each rank calls this with, by rank number. The objects are pickled."""
     if own_rank().count < 2:
         return [thing]
-    found: list[Any] = [None] * own_rank().count
-    distributed.all_gather_object(found, thing)
-    return found
+    things: list[Any] = [None] * own_rank().count
+    distributed.all_gather_object(things, thing)
+    return things
 
 
 def wait_for_all() -> None:

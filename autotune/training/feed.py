@@ -26,49 +26,50 @@ from autotune.workload.contract import Wrapper
 class StartedLoader(DataLoader[Any]):
     """A DataLoader whose workers begin with the first epoch as soon as it is made.
 
-    They are forked before the process holds a model, as in a trial. The first ``iter`` returns the
-    epoch that has begun, each later one a new epoch.
+    They are forked before the process holds a model, as in a trial. The first ``iter`` returns the epoch that has
+    begun, each later one a new epoch.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._begun: _BaseDataLoaderIter | None = None
         super().__init__(*args, **kwargs)
-        # Without workers, there is nothing to begin with.
+        # Without workers, there is nothing to start.
         if self.num_workers > 0:
             self._begun = super().__iter__()
 
     def check_worker_number_rationality(self) -> None:
-        """Say nothing of more workers than cores: their number was measured."""
+        """Do not warn about more workers than cores: their number was measured."""
 
     def __iter__(self) -> _BaseDataLoaderIter:
-        begun, self._begun = self._begun, None
-        return super().__iter__() if begun is None else begun
+        iterator, self._begun = self._begun, None
+        return super().__iter__() if iterator is None else iterator
 
 
 # The order in which the launches of a study read a data set.
 #
-# Each launch goes on where the one before has ended, so that it reads samples that no launch has read before, while the
-# set is large enough. If all read the same ones, or some of the same by chance, the first would bring them into a cache
-# (the kernel's, a network file system's, a store's) for the next ones, which would look faster than a first epoch is.
+# Each launch continues where the one before ended, so that it reads samples that no launch has read before, as long as
+# the set is large enough. If all read the same samples, or some of the same by chance, the first would bring them
+# into a cache (the kernel's, a network file system's, a store's) for the others, which would look faster than a
+# first epoch is.
 
 
 class SampleOrder(Sampler[int]):
-    """Random passes through a data set, one after another, from some place in them on.
+    """Random passes through a data set, one after another, from some place on.
 
-    Each iteration draws as many samples as the set has. The next one goes on after the last sample drawn, even if the
-    iteration was given up before its end.
+    Each iteration draws as many samples as the set has. The next one continues after the last sample drawn, even if the
+    iteration was abandoned before its end.
 
-    Several ranks divide the passes among them: each draws every ``ranks``-th sample, and an iteration is as much
-    shorter.
+    Several ranks divide the passes among them: each draws every ``ranks``-th sample, and its iterations are shorter by
+    that factor.
 
     Args:
-        seed: of the passes; each has a permutation of its own (`torch.randperm`).
-        first: number of samples that have been drawn before, by all ranks.
-        rank: this one's number.
+        seed: that of the passes; each has a permutation of its own (`torch.randperm`).
+        first: number of samples drawn earlier, by all ranks.
+        rank: the number of this rank.
 
     Attributes:
-        size: number of samples in the set; 0 until `over` tells.
-        drawn: number of samples drawn by this object, those that a loader has asked for in advance included.
+        size: number of samples in the set; 0 until `over` sets it.
+        drawn: number of samples drawn by this object, including those that a loader has requested in advance.
     """
 
     def __init__(self, seed: int, first: int = 0, *, rank: int = 0, ranks: int = 1) -> None:
@@ -78,7 +79,7 @@ class SampleOrder(Sampler[int]):
         self.ranks = ranks
         self.size = 0
         self.drawn = 0
-        #: The pass that was drawn from last: its number and its permutation.
+        #: The latest pass: its number and its permutation.
         self._pass: tuple[int, list[int]] = (-1, [])
 
     def over(self, size: int) -> SampleOrder:
@@ -98,13 +99,13 @@ class SampleOrder(Sampler[int]):
 
     def _permutation(self, number: int) -> list[int]:
         if self._pass[0] != number or len(self._pass[1]) != self.size:
-            # Studies with neighbouring seeds have no pass in common.
+            # Shifted, so that studies with neighbouring seeds have no pass in common.
             generator = torch.Generator().manual_seed(((self.seed << 20) + number) % 2**63)
             self._pass = number, torch.randperm(self.size, generator=generator).tolist()
         return self._pass[1]
 
 
-# How long each batch takes to make, timed in the process that makes it, and sent with it.
+# How long each batch takes to make: measured in the process that makes it, and sent with it.
 
 
 Collate = Callable[[list[Any]], Any]
@@ -114,9 +115,9 @@ class Made(NamedTuple):
     """How a batch was made, sent with it by the process that made it.
 
     Attributes:
-        seconds: that it took. idle_s: of these, how long the process neither ran nor waited for a core: it waited for
-            files or the network. 0 if the kernel does not tell; a little less for rounding.
-        finished_s: when, on the monotonic clock, which all processes of a Linux machine share.
+        seconds: how long it took. idle_s: how many of these seconds the process neither ran nor waited for a core, but
+            for files or the network. 0 if the kernel does not tell; rounding can make it slightly negative.
+        finished_s: when it was finished, on the monotonic clock, which all processes of a Linux machine share.
     """
 
     seconds: float
@@ -128,7 +129,7 @@ class Stopwatch(Wrapper, Dataset[Any]):
     """Times how long each batch takes to make, inside the worker.
 
     One object is both data set and collate function: the fetch starts in ``__getitems__`` and ends in `collate`, which
-    the same process calls next. What is sent is the batch and a `Made`.
+    the same process calls next. It sends the batch and a `Made`.
     """
 
     def __init__(self, inner: Dataset[Any], collate: Collate) -> None:
@@ -157,7 +158,7 @@ class Stopwatch(Wrapper, Dataset[Any]):
 
 
 class StreamStopwatch(Wrapper, IterableDataset[Any]):
-    """A `Stopwatch` for a data set that is iterated: the fetch starts with the first sample of a batch."""
+    """A `Stopwatch` for an iterable data set: the fetch starts with the first sample of a batch."""
 
     def __init__(self, inner: IterableDataset[Any], collate: Collate) -> None:
         super().__init__(inner)
@@ -166,7 +167,7 @@ class StreamStopwatch(Wrapper, IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         samples = iter(self.inner)
-        # The last batch of an epoch was begun, and not filled.
+        # The last batch of the previous epoch was begun, but not filled.
         self._running = False
         while True:
             if not self._running:
@@ -184,15 +185,15 @@ class StreamStopwatch(Wrapper, IterableDataset[Any]):
 
 
 def _busy_s() -> float | None:
-    """Return for how many seconds this worker, or else this thread, has run or waited for a core, so far; ``None`` if
+    """Return the seconds for which this worker, or else this thread, has run or waited for a core so far; ``None`` if
     the kernel does not tell (https://docs.kernel.org/scheduler/sched-stats.html)."""
     try:
         with open("/proc/thread-self/schedstat", "rb") as file:
             waited_ns = int(file.read().split()[1])
     except (OSError, ValueError, IndexError):
         return None
-    # What has run is in that file, too, but only up to the scheduler's last tick. A worker's threads all make batches;
-    # in the training's process, those of its kernels wait actively for their next work.
+    # The time run is in that file, too, but only up to the scheduler's last tick. A worker's threads all make batches;
+    # in the training's process, the threads of its kernels spin while they wait for work.
     ran_s = time.thread_time() if get_worker_info() is None else time.process_time()
     return ran_s + waited_ns / 1e9
 
@@ -210,7 +211,7 @@ def stopwatch(dataset: Dataset[Any], collate: Collate) -> tuple[Dataset[Any], Co
 #
 # `Feed` takes them from a loader; `Resident` cycles through a few batches kept on the device. `Drain` tells when the
 # batches made before the first step are used up, and `longest_whole_s` whether whole epochs are to be measured. The
-# measuring loop and ``autotune train`` use the same ones. How a batch was made, `autotune.training.feed` tells.
+# measuring loop and ``autotune train`` use the same classes. `Made` tells how a batch was made.
 
 #: A step "waited" if waiting for the loader took more than this fraction of it.
 WAITED = 0.05
@@ -222,9 +223,9 @@ TURN_MATTERS = 1e-3
 #: longer than `LONGEST_EPOCH_S`.
 NEVER_STEADY = 2
 LONGEST_EPOCH_S = 45.0
-#: A batch that came within this many seconds had been made before.
+#: A batch that came within this many seconds had already been made.
 AT_HAND_S = 1e-3
-#: In an epoch of more full queues than this, its beginning and end do not matter.
+#: In an epoch of more full queues than this, the beginning and the end do not matter.
 MOSTLY_STEADY = 20
 
 
@@ -235,8 +236,9 @@ class Delivery:
     Attributes:
         wait_s: how long the loop waited for it.
         made: how the worker made it.
-        ready: it was finished before it was requested, so the wait is only the time to take it from the queue.
-        turned: it is the first of a new epoch. Of a loader that does not know its length, this is known only now.
+        ready: whether it was finished before it was requested, so that the wait is only the time to take it from the
+            queue.
+        turned: whether it is the first of a new epoch. If a loader does not know its length, this is known only now.
     """
 
     batch: Any
@@ -285,7 +287,7 @@ def no_batch() -> WorkloadError:
 
 
 def workers_and_queue(loader: Any) -> tuple[int, int]:
-    """Return the number of a loader's workers, and of batches in its full queue; 0 where they are not told."""
+    """Return the number of a loader's workers, and of batches in its full queue; 0 where it does not tell."""
     try:
         return loader.num_workers, loader.num_workers * (loader.prefetch_factor or 0)
     except AttributeError:
@@ -295,8 +297,8 @@ def workers_and_queue(loader: Any) -> tuple[int, int]:
 class Feed:
     """Endless batches from a loader, epoch after epoch. The workers start on construction.
 
-    A batch need not come with a `Made`: a loader of the workload's own may not call the collate function. Nothing is
-    known of how it was made then.
+    A batch need not come with a `Made`: a loader of the workload's own may not call the collate function. Then nothing
+    is known about how it was made.
 
     Raises:
         WorkloadError: in `next`, if an epoch has no batch at all.
@@ -319,30 +321,30 @@ class Feed:
         return self._left == 0 and self._dealt > 0
 
     def next(self) -> Delivery:
-        asked = time.monotonic()
+        start = time.monotonic()
         turned = self.epoch_over
         try:
             item = self._turn() if turned else next(self._iterator)
         except StopIteration:
-            # It does not know its length, or told another one.
+            # The loader does not know its length, or reported a wrong one.
             self.epoch_batches = self._dealt
             turned, item = True, self._turn()
         self._dealt += 1
         if self._left is not None:
             self._left -= 1
         now = time.monotonic()
-        batch, made = item if _is_timed(item) else (item, Made(0.0, 0.0, asked if now - asked < AT_HAND_S else now))
+        batch, made = item if _is_timed(item) else (item, Made(0.0, 0.0, start if now - start < AT_HAND_S else now))
         if self.first_batch_s is None:
-            self.first_batch_s = made.finished_s - self._started if self.workers else now - asked
+            self.first_batch_s = made.finished_s - self._started if self.workers else now - start
         if turned:
-            self.turns_s.append(now - asked)
-        return Delivery(batch, now - asked, made, made.finished_s <= asked, turned)
+            self.turns_s.append(now - start)
+        return Delivery(batch, now - start, made, made.finished_s <= start, turned)
 
     def force_turn(self) -> None:
         """End this epoch early and time the start of the next one. Batches in flight are discarded."""
-        asked = time.monotonic()
+        start = time.monotonic()
         self._turn()
-        self.turns_s.append(time.monotonic() - asked)
+        self.turns_s.append(time.monotonic() - start)
 
     def close(self) -> None:
         """Stop the workers and wait for them to exit. No more batches are available afterwards."""
@@ -363,7 +365,7 @@ class Feed:
 
 
 def _is_timed(item: Any) -> bool:
-    # Some versions of PyTorch make a list of a tuple when they pin its tensors.
+    # Some versions of PyTorch turn a tuple into a list when they pin its tensors.
     return isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[1], Made)
 
 
@@ -394,17 +396,17 @@ class Drain:
     """Tells when a loop has used up the loader's head start.
 
     The workers fill their queue during start-up and compilation. Steps that draw on it run at the device's rate even if
-    the loader is slower. While they do, the workers go on: a queue of n batches lasts for n / (1 - r) steps, where r
-    is the loader's rate in parts of the device's. So the head start is over once the loop has to wait for batches, or
+    the loader is slower. Meanwhile, the workers go on: a queue of n batches lasts for n / (1 - r) steps, where r is the
+    loader's rate as a fraction of the device's. So the head start is over once the loop has to wait for batches, or
     has consumed a full queue of them from workers that are as fast as the device; it does not matter how much faster.
 
     Args:
-        working: the batches are trained on. If not, only a consumed queue counts.
-        emptied: the queue has been emptied before the first step.
+        working: whether the batches are trained on. If not, only a consumed queue counts.
+        emptied: whether the queue was emptied before the first step.
 
     Attributes:
         steps: number of batches taken so far.
-        step_s: mean duration of their steps, in seconds, with the waits for them; 0 before the first.
+        step_s: mean duration of their steps in seconds, including the waits for batches; 0 before the first.
     """
 
     def __init__(self, source: Source, *, working: bool, emptied: bool = False) -> None:
@@ -417,8 +419,8 @@ class Drain:
         self._made: deque[float] = deque(maxlen=8)
 
     def over(self, delivery: Delivery, step_s: float) -> bool:
-        """Note a step, which took ``step_s`` seconds with the wait for its batch; return whether the queue is drained
-        as far as can be told now."""
+        """Note a step, which took ``step_s`` seconds with the wait for its batch; return whether the queue is drained,
+        as far as can be known now."""
         self.steps += 1
         self.step_s += (step_s - self.step_s) / self.steps
         # Taking a ready batch from the queue can be most of a fast step; that does not mean the loader is slow.
@@ -427,7 +429,7 @@ class Drain:
         workers, made_s = self._source.workers, mean(self._made)
         used_up = self.steps >= self._source.head_start
         if self._emptied or (used_up and (not self._working or not made_s)):
-            # Of batches that nobody has timed, it is not known how fast they are made.
+            # If nobody has timed the batches, it is not known how fast they are made.
             return True
         # Batches made while none were consumed faced less competition for the cores, so a loader that appears only
         # slightly faster than the device is not trusted before they are used up.
@@ -440,7 +442,7 @@ def is_steady(source: Source) -> bool:
     """Return whether an epoch has a part in which its rate is steady.
 
     Workers run ahead by a full queue. As the epoch begins, they fill it, and compete with the training for the cores;
-    during its last queue of batches, they have nothing left to do.
+    during the last queue of batches, they have nothing left to do.
     """
     return source.epoch_batches is None or source.epoch_batches > NEVER_STEADY * source.head_start
 
@@ -462,15 +464,15 @@ def epoch_turn_s(feed: Feed, usual_wait_s: float, epoch_s: float | None) -> floa
     """Return the extra seconds of an epoch turn, observed or forced; ``None`` if not worth measuring.
 
     Args:
-        epoch_s: how long an epoch takes; ``None`` if it is not known where one ends.
+        epoch_s: how long an epoch takes, in seconds; ``None`` if it is not known where one ends.
     """
     if feed.turns_s:
         # Windows leave out the wait for an epoch's first batch, so all of it belongs to the turn.
         return median(feed.turns_s)
     if epoch_s is None:
         return None
-    # The very first batch took a full worker start and the making of one batch; a turn takes no longer than
-    # that. If that is negligible in an epoch, it is not worth a long wait to measure it.
+    # The very first batch took a full worker start and the making of one batch; a turn takes no longer than that. If
+    # that is negligible in an epoch, measuring it is not worth a long wait.
     bound = feed.first_batch_s or 0.0
     if bound > TURN_AFFORDABLE_S and bound < TURN_MATTERS * epoch_s:
         return None
@@ -478,23 +480,23 @@ def epoch_turn_s(feed: Feed, usual_wait_s: float, epoch_s: float | None) -> floa
     return max(0.0, median(feed.turns_s) - usual_wait_s)
 
 
-# A slow store in front of a folder: opening a file in it takes as long as a network would.
+# A slow store in front of a folder: opening a file in it takes as long as it would over a network.
 #
-# The waiting is real and reproducible: each file costs one latency, and its size at the bandwidth of one reader's
+# The waiting is real and reproducible: each file costs one latency, plus its size at the bandwidth of one reader's
 # connection, as with an object store that is read by whole objects (several readers do not share a bandwidth). It is
-# done where Python opens files (an audit hook, PEP 578), which is where Pillow, NumPy and most data sets read; a
-# library that opens files by itself, such as HDF5's, is not slowed.
+# done where Python opens files (an audit hook, PEP 578), which is how Pillow, NumPy and most data sets read; a library
+# that opens files by itself, such as HDF5's, is not slowed.
 #
-# A cache in front of it is shown as it is after the first epoch: it holds as large a part of the files as fits, the
-# same ones all the time, and these do not wait. So no launch is faster because another one has read before it.
+# A cache in front of the store is simulated in its state after the first epoch: it holds as large a part of the files
+# as fits, always the same ones, and these do not wait. So no launch is faster because another one has read before it.
 
-#: Folders that are slow in this process, with a separator at the end.
+#: The slow folders of this process, with a separator at the end.
 _slow: dict[str, SlowStore] = {}
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 class _Front(Wrapper):
-    """What stands in front of a data set, in whichever process reads it."""
+    """A slow store in front of a data set, in whichever process reads it."""
 
     def __init__(self, inner: Dataset[Any], folder: str, store: SlowStore) -> None:
         super().__init__(inner)
@@ -520,7 +522,7 @@ class Stored(_Front, Dataset[Any]):
 
 
 class StoredStream(_Front, IterableDataset[Any]):
-    """The same for one that is iterated."""
+    """The same for an iterable data set."""
 
     def __iter__(self) -> Iterator[Any]:
         self._see_to_it()
@@ -528,10 +530,10 @@ class StoredStream(_Front, IterableDataset[Any]):
 
 
 def slow_down(folder: str, store: SlowStore) -> None:
-    """Let this process, and those that it forks, wait for each file that they open in a folder."""
+    """Make this process, and those that it forks, wait for each file that they open in a folder."""
     if not _slow:
         sys.addaudithook(_wait)
-    # A link in the folder counts by its own name, and the folder may be reached by a link.
+    # A link in the folder counts by its own name, and the folder itself may be reached through a link.
     for name in (os.path.abspath(folder), os.path.realpath(folder)):
         _slow[os.path.join(name, "")] = store
 
@@ -551,22 +553,22 @@ def _wait(event: str, args: tuple[Any, ...]) -> None:
     if not isinstance(path, str | bytes | os.PathLike) or (isinstance(flags, int) and flags & _WRITING):
         return
     name = os.path.abspath(os.fsdecode(path))
-    found = _inside(name) or _inside(os.path.realpath(name))
-    if found is None:
+    match = _inside(name) or _inside(os.path.realpath(name))
+    if match is None:
         return
-    within, store = found
-    if is_cached(within, store.cached):
+    relative, store = match
+    if is_cached(relative, store.cached):
         return
     try:
         size = os.stat(name).st_size
     except OSError:
-        # Whoever opens it is told.
+        # The code that opens the file gets the error.
         return
     time.sleep(store.latency_s + size / store.bytes_per_s)
 
 
 def _inside(name: str) -> tuple[str, SlowStore] | None:
-    """Return a file's name below a slow folder, with the store; ``None`` if it is in none."""
+    """Return a file's name relative to its slow folder, and the store; ``None`` if it is in none."""
     return next(((name.removeprefix(f), store) for f, store in _slow.items() if name.startswith(f)), None)
 
 

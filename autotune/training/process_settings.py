@@ -15,7 +15,7 @@ from autotune.space import environment, settings
 
 
 class ProcessSettings:
-    """What `process` has set. It stays set; used in a ``with`` statement, it is undone at the end."""
+    """What `process` has set. It stays set, unless used in a ``with`` statement, at whose end it is undone."""
 
     def __init__(self, variables: Mapping[str, str | None], knobs: Sequence[tuple[Knob, Any]]) -> None:
         self._variables = variables
@@ -30,8 +30,8 @@ class ProcessSettings:
     def restore(self) -> None:
         """Set everything back to what it was.
 
-        The allocator of a process that has used the GPU keeps its settings, and CUDA's libraries those that they read
-        from the environment when they were loaded.
+        The allocator of a process that has used the GPU keeps its settings, and CUDA's libraries keep those that they
+        read from the environment when they were loaded.
         """
         for name, before in self._variables.items():
             if before is None:
@@ -46,23 +46,23 @@ def process(config: Config) -> ProcessSettings:
     """Apply the knobs that act on the whole process: threads, allocator, cuDNN, TF32.
 
     Returns:
-        what undoes it, also as the context manager of a ``with`` statement.
+        An object that undoes it, which is also a context manager.
 
     Raises:
-        UsageError: CUDA is already initialized, and a knob needs variables that are read at that time.
+        UsageError: CUDA is already initialized, and a knob needs variables that are read during initialization.
     """
-    wanted = environment(config)
-    if torch.cuda.is_initialized() and any(os.environ.get(name) != value for name, value in wanted.items()):
+    variables = environment(config)
+    if torch.cuda.is_initialized() and any(os.environ.get(name) != value for name, value in variables.items()):
         late = [knob.name for knob, value in settings(config) if knob.environment(value)]
         raise UsageError(
             f"{', '.join(late)} cannot be applied any more: CUDA is already initialized",
             advice="call process() before anything touches the GPU.",
         )
     before = ProcessSettings(
-        {name: os.environ.get(name) for name in wanted},
+        {name: os.environ.get(name) for name in variables},
         [(knob, knob.read_process()) for knob, _ in settings(config)],
     )
-    os.environ.update(wanted)
+    os.environ.update(variables)
     try:
         for knob, value in settings(config):
             knob.apply_process(value)

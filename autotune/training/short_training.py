@@ -27,10 +27,10 @@ from autotune.workload.contract import Context
 
 
 class WorkloadTraining:
-    """Loads a workload and applies the profile to this process; loader and step are made when asked for.
+    """Loads a workload and applies the profile to this process; loader and step are made on request.
 
-    Ask for the loader's first batch, or its iterator, before `build`: its workers start then, and the model should not
-    be on the device yet.
+    Get the loader's first batch, or its iterator, before `build`: its workers start then, and the model should not be
+    on the device yet.
 
     Attributes:
         workload, ctx: as `autotune.workload.contract` says. config: the profile's configuration.
@@ -80,22 +80,22 @@ class WorkloadTraining:
         return training.build(self.workload, self.ctx, self.config)
 
     def samples_in(self, batch: Any) -> int:
-        """Return the number of samples in a batch of each rank, all ranks together."""
+        """Return the number of samples in a batch, over all ranks together."""
         return training.samples_in(self.workload, self.ctx, batch) * self.ctx.ranks
 
 
 # A short training under a profile, whose rate can be compared with the promised one. Imports torch.
 #
 # It is the user's own training: a plain loop, in this process, over what `autotune.training.applied` sets up. Only the
-# rules of what counts are those of a trial (the loader's queue is drained, the steps have settled, epoch turns are
-# timed apart). Of several ranks, the first one looks at the rate, and the others train until they are ended with it.
+# rules for what counts are those of a trial (the loader's queue is drained, the steps have settled, epoch turns are
+# timed apart). Of several ranks, the first one watches the rate, and the others train until they are ended with it.
 
-#: How much longer than the steps asked for a training goes on if its rate has not settled by then.
+#: How many seconds a training goes on after the requested steps if its rate has not settled by then.
 LONGER_S = 40.0
 #: Steps are averaged over windows of at least this many seconds, at whose ends the device is synchronized.
 WINDOW_S = 0.2
 REPORT_S = 1.0
-#: What is asked of the measurement, as of a trial's.
+#: The requirements of the measurement, which are those of a trial.
 PLAN = MeasurePlan()
 #: A rate with a wider interval, as a fraction of the rate, is not compared.
 WIDEST = 0.1
@@ -106,10 +106,10 @@ class TrainingRate:
     """The rate of a short training.
 
     Attributes:
-        samples_per_s: rate after warm-up by the wall clock, including loader waits and the share of an epoch turn;
+        samples_per_s: rate after warm-up by the wall clock, including loader waits and a share of the epoch turn;
             ``None`` if the loader's queue was still draining at the end.
         ci95_per_s: its 95 % interval ``(low, high)``, within this training only.
-        steps: number of steps taken. counted_steps: those that the rate is based on.
+        steps: number of steps taken. counted_steps: number of those on which the rate is based.
         first_step_s: duration of the first step in seconds, with the wait for its batch.
         last_loss: loss of the last step.
         unsettled: why the rate cannot be compared with a promise, as a clause; ``None`` if it can.
@@ -132,7 +132,7 @@ def train(
     steps: int,
     on_step: Callable[[int, float | None], None],
 ) -> TrainingRate:
-    """Train a workload under a profile until its rate has settled, for at most `LONGER_S` after the steps asked for.
+    """Train a workload under a profile until its rate has settled, for at most `LONGER_S` after the requested steps.
 
     Args:
         steps: take at least this many.
@@ -146,7 +146,7 @@ def train(
         raise UsageError("--steps must be at least 3: the first steps are not counted")
     training = WorkloadTraining(applied, ref, data)
     ctx = training.ctx
-    # Not in the order of the search, whose launches have just read the beginning of it.
+    # Not in the order of the search, whose launches have just read its beginning.
     order = SampleOrder(ctx.seed + 1, rank=ctx.rank, ranks=ctx.ranks)
     # The worker processes start here, before the model is on the device.
     feed = Feed(training.open_loader(order=order, wrap=stopwatch))
@@ -160,7 +160,7 @@ class _Course:
     """The steps of one training, from the first on.
 
     Args:
-        alone: there are no other ranks.
+        alone: whether there are no other ranks.
     """
 
     def __init__(self, feed: Feed, step: Step, count: Callable[[Any], int], *, alone: bool = True) -> None:
@@ -179,10 +179,10 @@ class _Course:
 
     def run(self, steps: int, on_step: Callable[[int, float | None], None]) -> TrainingRate:
         """Train for at least ``steps`` steps, and then until the rate has settled or `LONGER_S` have passed."""
-        reported = began = time.monotonic()
+        reported = start = time.monotonic()
         self._samples = self._take(self._feed.next())
         self._synchronize()
-        first_step_s = time.monotonic() - began
+        first_step_s = time.monotonic() - start
         ends: float | None = None
         while True:
             if self._drained:
@@ -204,7 +204,7 @@ class _Course:
         while True:
             self._take(self._feed.next())
             if time.monotonic() - synchronized >= WINDOW_S:
-                # The steps that are queued on the device must not become more and more.
+                # The queue of steps on the device must not grow without bound.
                 self._synchronize()
                 synchronized = time.monotonic()
 
@@ -214,11 +214,11 @@ class _Course:
         return self._count(delivery.batch)
 
     def _warm_up(self) -> None:
-        began = time.monotonic()
+        start = time.monotonic()
         delivery = self._feed.next()
         self._take(delivery)
         self._synchronize()
-        drained = self._drain.over(delivery, time.monotonic() - began)
+        drained = self._drain.over(delivery, time.monotonic() - start)
         epoch_s = (self._feed.epoch_batches or math.inf) * self._drain.step_s
         affordable_s = PLAN.max_measure_s / stats.FEWEST_WINDOWS
         self._whole_epochs = self._whole_epochs or (drained and epoch_s <= longest_whole_s(self._feed, affordable_s))
@@ -228,22 +228,22 @@ class _Course:
     def _take_window(self) -> None:
         """Take whole steps for `WINDOW_S`, or until the epoch ends: windows leave out the wait for a new epoch.
 
-        Where the beginning and end of an epoch matter, the window is a whole one.
+        If the beginning and end of an epoch matter, the window is a whole epoch.
         """
         turned = self._feed.epoch_over
-        began = time.monotonic()
+        start = time.monotonic()
         steps = samples = 0
-        while not steps or (not self._feed.epoch_over and (self._whole_epochs or time.monotonic() - began < WINDOW_S)):
+        while not steps or (not self._feed.epoch_over and (self._whole_epochs or time.monotonic() - start < WINDOW_S)):
             delivery = self._feed.next()
             if delivery.turned or (turned and not steps):
                 # A loader that does not know its length turns in the middle of a window.
-                began, steps, samples = time.monotonic(), 0, 0
+                start, steps, samples = time.monotonic(), 0, 0
             else:
                 self._waits_s.append(delivery.wait_s)
             samples += self._take(delivery)
             steps += 1
         self._synchronize()
-        self._windows.append(Window(steps=steps, samples=samples, seconds=time.monotonic() - began))
+        self._windows.append(Window(steps=steps, samples=samples, seconds=time.monotonic() - start))
 
     @property
     def _settling(self) -> stats.Settling:
@@ -254,7 +254,7 @@ class _Course:
         return self._windows[min(self._settling.steps, max(0, len(self._windows) - stats.FEWEST_WINDOWS)) :]
 
     def _is_known(self) -> bool:
-        """Return whether the rate has settled and is as precise as it gets in the time of a trial's measurement."""
+        """Return whether the rate has settled and is as precise as it gets within the time of a trial's measurement."""
         kept = self._kept
         if not self._settling.settled or len(kept) < PLAN.min_windows:
             return False
@@ -290,7 +290,7 @@ class _Course:
 
     def _turn_s(self, epoch_s: float | None) -> float | None:
         if not self._alone and not self._feed.turns_s:
-            # A turn that is forced here the other ranks would wait for, instead of starting workers, too.
+            # The other ranks would wait for a turn that is forced here, instead of starting workers as well.
             return None
         return epoch_turn_s(self._feed, median(self._waits_s or [0.0]), epoch_s)
 

@@ -25,22 +25,22 @@ from autotune.training.feed import Collate, SampleOrder, behind_store, length_of
 from autotune.workload import contract
 from autotune.workload.contract import Context, Workload, Wrapper
 
-# Switches one training, while it goes on, between configurations: what a running process can change, nothing else.
+# Switches a running training between configurations: only what a running process can change.
 #
 # It owns no loop: whoever trains calls `Switch.to` between two steps. All configurations share the model's weights and
 # the optimizer's state, so that they need little more memory than the largest of them alone.
 
-#: The process as it was found, by knob.
+#: The original state of the process, by knob.
 Found = Sequence[tuple[Knob, object]]
 
 
 def fixed(config: Config) -> dict[str, Value]:
-    """Return the part of a configuration that no running training can be switched to: it is applied at the start."""
+    """Return the part of a configuration to which a running training cannot be switched: it is applied at the start."""
     return {name: value for name, value in config.items() if name not in KNOBS or not KNOBS[name].switchable}
 
 
 def as_found() -> Found:
-    """Return how the process is before anything is switched: as the training's own code has left it."""
+    """Return the state of the process before anything is switched, as the training's own code has left it."""
     return [(knob, knob.read_process()) for knob in KNOBS.values() if knob.switchable]
 
 
@@ -51,8 +51,8 @@ class Switch:
     model and the optimizer stay as they are.
 
     Args:
-        model: on its device; its parameters are those that the optimizer updates.
-        before: what `as_found` returned when nothing but what is `fixed` had been applied to the process.
+        model: the model, on its device; its parameters are those that the optimizer updates.
+        before: what `as_found` returned when only what is `fixed` had been applied to the process.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, before: Found) -> None:
@@ -61,7 +61,7 @@ class Switch:
         self._before = before
 
     def to(self, config: Config) -> None:
-        """Switch to a configuration. Between steps only: there must be no gradients.
+        """Switch to a configuration. Call this between steps only: there must be no gradients.
 
         Raises:
             AutotuneError: something is not as the configuration demands.
@@ -81,15 +81,15 @@ class Switch:
             knob.restore_process(before)
 
 
-# Batches of whatever nesting: moved to a device, and split into parts.
+# Batches of any nesting: moved to a device, and split into parts.
 
 
 _LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def move(batch: Any, device: torch.device, *, non_blocking: bool, channels_last: int) -> Any:
-    """Move all tensors of a batch to the device; floats and bytes of `channels_last` dimensions get their channels
-    last: 4 for ``(N, C, H, W)``, 5 for ``(N, C, D, H, W)``, 0 for none.
+    """Move all tensors of a batch to the device. Tensors of floats or bytes with `channels_last` dimensions get their
+    channels last: 4 for ``(N, C, H, W)``, 5 for ``(N, C, D, H, W)``, 0 for none.
 
     Descends into tuples (also named ones), lists, dicts and dataclasses. Objects with a method ``to`` move themselves.
     """
@@ -119,10 +119,11 @@ def split(batch: Any, samples: int, parts: int) -> list[Any]:
     """Split a batch into parts of equally many samples, in order.
 
     Tensors are split along their first dimension, which must be that of the samples, and so are lists with one item per
-    sample; mappings, tuples, lists and dataclasses of such are kept as they are. Numbers and text go into each part.
+    sample; the structure of mappings, tuples, lists and dataclasses of these is kept. Numbers and text go into each
+    part.
 
     Args:
-        samples: in the batch. parts: divides this.
+        samples: the number in the batch. parts: the number of parts, which divides `samples`.
 
     Raises:
         WorkloadError: the batch holds something else, or nothing with one item per sample.
@@ -131,12 +132,12 @@ def split(batch: Any, samples: int, parts: int) -> list[Any]:
     bounds = [slice(first, first + size) for first in range(0, samples, size)]
 
     def is_structure(part: Any) -> bool:
-        """Whether a sequence of as many items as samples is yet a whole batch: it holds batches."""
+        """Whether a sequence with as many items as samples is still a whole batch, because it holds batches."""
         many = (p for p in part if isinstance(p, torch.Tensor | tuple | list))
         return any(p.shape[:1] == (samples,) if isinstance(p, torch.Tensor) else len(p) == samples for p in many)
 
     def pieces(part: Any, *, whole: bool = False) -> list[Any] | None:
-        """Return the pieces; ``None`` for what goes into each part."""
+        """Return the pieces of a part; ``None`` for what goes whole into each."""
         if part is None or isinstance(part, str | bytes | bool | int | float):
             return None
         if isinstance(part, torch.Tensor) and part.dim() == 0:
@@ -148,12 +149,12 @@ def split(batch: Any, samples: int, parts: int) -> list[Any]:
         if isinstance(part, tuple | list):
             if len(part) == samples and not (whole and is_structure(part)):
                 return [part[bound] for bound in bounds]
-            named = isinstance(part, tuple) and hasattr(part, "_fields")
-            return joined(part, lambda values: type(part)(*values) if named else type(part)(values))
+            is_named = isinstance(part, tuple) and hasattr(part, "_fields")
+            return joined(part, lambda values: type(part)(*values) if is_named else type(part)(values))
         if dataclasses.is_dataclass(part) and not isinstance(part, type):
             names = [f.name for f in dataclasses.fields(part)]
-            inside = [getattr(part, name) for name in names]
-            return joined(inside, lambda values: dataclasses.replace(part, **dict(zip(names, values, strict=True))))
+            fields = [getattr(part, name) for name in names]
+            return joined(fields, lambda values: dataclasses.replace(part, **dict(zip(names, values, strict=True))))
         shape = f" of shape {tuple(part.shape)}" if isinstance(part, torch.Tensor) else ""
         raise WorkloadError(
             f"a batch of {samples} samples cannot be split: it holds a {type(part).__name__}{shape}",
@@ -161,23 +162,23 @@ def split(batch: Any, samples: int, parts: int) -> list[Any]:
         )
 
     def joined(inside: Iterable[Any], make: Callable[[list[Any]], Any]) -> list[Any] | None:
-        whole = list(inside)
-        found = [pieces(part) for part in whole]
-        if all(part is None for part in found):
+        values = list(inside)
+        split_values = [pieces(part) for part in values]
+        if all(part is None for part in split_values):
             return None
-        rows = [found[i] or [whole[i]] * parts for i in range(len(whole))]
+        rows = [split_values[i] or [values[i]] * parts for i in range(len(values))]
         return [make([row[number] for row in rows]) for number in range(parts)]
 
-    split_up = pieces(batch, whole=True)
-    if split_up is None:
+    split_batch = pieces(batch, whole=True)
+    if split_batch is None:
         raise WorkloadError(
             f"a batch of {samples} samples cannot be split: nothing in it has one item per sample",
             advice="one part leaves it whole.",
         )
-    return split_up
+    return split_batch
 
 
-# Applies every knob. Trials and the user's own training both use this module; no other code applies a knob, except for
+# Applies every knob. Trials and the user's own training both use this module; no other code applies a knob, except
 # `autotune.training.process_settings`, which acts on the whole process and runs first.
 #
 # `open_loader`, `apply_model`, `apply_optimizer` and `Step` act on one object each; `build` combines them for a
@@ -208,7 +209,7 @@ class Repeated(Wrapper, Dataset[Any]):
 
 def loader_options(config: Config, *, worker_start_method: str) -> dict[str, Any]:
     """Return the configuration's keyword arguments for ``torch.utils.data.DataLoader``."""
-    # PyTorch's own default, batches of one sample, would be nobody's intention.
+    # Nobody would intend PyTorch's own default, batches of one sample.
     options: dict[str, Any] = {"batch_size": int(config["batch_size"])}
     for knob, value in settings(config):
         options |= knob.loader_options(value)
@@ -234,15 +235,15 @@ def open_loader(
 
     Args:
         data: what `data_of` returns, if it has been called already.
-        order: of the samples; ``None`` shuffles them anew for every epoch. A data set that is iterated has its own.
-        seed: of the workers' random numbers, and of shuffling; ``ctx.seed`` if ``None``.
-        wrap: wraps data set and collate function, to time them.
+        order: the order of the samples; ``None`` shuffles them anew for every epoch. An iterable data set has its own.
+        seed: for the workers' random numbers, and for shuffling; ``ctx.seed`` if ``None``.
+        wrap: wraps the data set and collate function, to time them.
 
     Returns:
         A ``DataLoader``, or what the workload's own ``loader`` makes.
 
     Raises:
-        WorkloadError: the data set does not fill one batch, or ``loader`` returned what cannot be iterated.
+        WorkloadError: the data set does not fill one batch, or ``loader`` returned something that is not iterable.
     """
     dataset, collate = data or data_of(workload, ctx)
     if wrap is not None:
@@ -256,11 +257,11 @@ def open_loader(
         **loader_options(config, worker_start_method=worker_start_method),
     }
     if not isinstance(dataset, IterableDataset):
-        # The same options for a trial and for a training. This is what ``shuffle=True`` makes, too.
-        shuffled = RandomSampler(dataset, generator=generator)  # type: ignore[arg-type]
-        options["sampler"] = shuffled if order is None else order.over(len(dataset))  # type: ignore[arg-type]
-    own = contract.optional(workload, "loader")
-    loader: Iterable[Any] = DataLoader(**options) if own is None else own(ctx, options)
+        # The same options for a trial and for a training. ``shuffle=True`` would make this sampler, too.
+        sampler = RandomSampler(dataset, generator=generator)  # type: ignore[arg-type]
+        options["sampler"] = sampler if order is None else order.over(len(dataset))  # type: ignore[arg-type]
+    make_loader = contract.optional(workload, "loader")
+    loader: Iterable[Any] = DataLoader(**options) if make_loader is None else make_loader(ctx, options)
     if not isinstance(loader, Iterable):
         raise WorkloadError(f"loader(ctx, options) must return batches to iterate over, not {type(loader).__name__}")
     if length_of(loader) == 0:
@@ -333,19 +334,19 @@ class Step:
     Called with a batch from the loader, it returns the loss, shape ``()``, detached and still on the device, because
     reading it would synchronize.
 
-    Where the model replays CUDA graphs, the gradients are gone when it returns. It does not call
+    If the model replays CUDA graphs, the gradients are gone when it returns. It does not call
     `torch.compiler.cudagraph_mark_step_begin`: once that is used, torch no longer takes each call of the model as a new
     iteration, and an evaluation, which does not call it, would record one more graph for every batch.
 
-    With several ranks, the gradients of all are averaged. ``loss`` is then called with the model wrapped
-    (`autotune.base.ranks.exchanging`), and everything else with the model itself.
+    With several ranks, the gradients of all are averaged. ``loss`` is then called with the wrapped model
+    (`autotune.training.exchange.exchanging`), and everything else with the model itself.
 
     Args:
         loss: ``loss(model, batch) -> Tensor`` of shape ``()``, run under autocast if the precision requires it.
         after_backward: called with the model when gradients are complete and unscaled.
         after_step: called with the model after the update of the weights.
-        ddp: further arguments of ``DistributedDataParallel``, where there are several ranks; ``None`` if the model
-            exchanges its gradients itself.
+        ddp: further arguments of ``DistributedDataParallel``, for several ranks; ``None`` if the model exchanges its
+            gradients itself.
 
     Attributes:
         exchanges: whether ranks exchange gradients; False computes as if there was nothing to wait for, and wrongly.
@@ -366,7 +367,7 @@ class Step:
         self._called = model if ddp is None else exchanging(model, settings(config), **ddp)
         self.model = model.module if isinstance(model, DistributedDataParallel) else model
         self.exchanges = True
-        #: A static graph must have been exchanged once as a whole.
+        #: Whether gradients have been exchanged: a static graph must be exchanged as a whole once.
         self._has_exchanged = False
         self.optimizer = optimizer
         self.device = torch.device(device)
@@ -400,18 +401,18 @@ class Step:
             self._after_step(self.model)
         if not plan.cudagraphs or plan.parts > 1:
             return loss.detach()
-        # Gradients lie in the memory of the graphs, which an evaluation may record or replay next.
+        # Gradients lie in the memory of the graphs, and an evaluation may record or replay graphs next.
         self.optimizer.zero_grad(set_to_none=True)
         # The next replay of a CUDA graph overwrites its output, but callers keep losses for longer.
         return loss.detach().clone()
 
     def _backward(self, batch: Any, share: int = 1, *, last: bool = True) -> torch.Tensor:
-        """Add the gradients of the loss, divided by `share`, to those that there are; return what was added up.
+        """Add the gradients of the loss, divided by `share`, to the existing ones; return the loss, so divided.
 
         Ranks exchange their gradients with the `last` part of a batch.
         """
-        quiet = self._has_exchanged and not (last and self.exchanges)
-        with self._without_exchange() if quiet else nullcontext():
+        is_local = self._has_exchanged and not (last and self.exchanges)
+        with self._without_exchange() if is_local else nullcontext():
             with autocast(self.device, self._plan):
                 loss = self._loss(self._called, batch)
             if share > 1:
@@ -447,29 +448,29 @@ def build(workload: Workload, ctx: Context, config: Config) -> Step:
         WorkloadError: ``model`` or ``optimizer`` returned an object of the wrong type.
     """
     torch.manual_seed(ctx.seed)
-    made = workload.model(ctx)
-    if not isinstance(made, nn.Module):
-        raise WorkloadError(f"model(ctx) must return a torch.nn.Module, not {type(made).__name__}")
-    model = apply_model(made.train(), config, ctx.device)
-    share = contract.optional(workload, "parallel") if ctx.ranks > 1 else None
-    if share is not None:
+    module = workload.model(ctx)
+    if not isinstance(module, nn.Module):
+        raise WorkloadError(f"model(ctx) must return a torch.nn.Module, not {type(module).__name__}")
+    model = apply_model(module.train(), config, ctx.device)
+    parallel = contract.optional(workload, "parallel") if ctx.ranks > 1 else None
+    if parallel is not None:
         join(ctx.device)
-        model = share(ctx, model)
-    visiting = workload.optimizer(ctx, model)
-    if not isinstance(visiting, torch.optim.Optimizer):
-        raise WorkloadError(f"optimizer(ctx, model) must return an optimizer, not {type(visiting).__name__}")
-    return step_of(workload, ctx, model, apply_optimizer(visiting, config), config)
+        model = parallel(ctx, model)
+    optimizer = workload.optimizer(ctx, model)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise WorkloadError(f"optimizer(ctx, model) must return an optimizer, not {type(optimizer).__name__}")
+    return step_of(workload, ctx, model, apply_optimizer(optimizer, config), config)
 
 
 def at_once(ctx: Context, config: Config) -> Context:
-    """Return the context of what goes through the model at once: of a batch, or of one of its parts."""
+    """Return the context for what goes through the model at once: a batch, or one of its parts."""
     return dataclasses.replace(ctx, batch_size=ctx.batch_size // parts_of(config))
 
 
 def step_of(
     workload: Workload, ctx: Context, model: nn.Module, optimizer: torch.optim.Optimizer, config: Config
 ) -> Step:
-    """Return the workload's training step for a model and an optimizer that are as the configuration demands."""
+    """Return the workload's training step for a model and an optimizer to which the configuration is applied."""
     after_backward = contract.optional(workload, "after_backward")
     after_step = contract.optional(workload, "after_step")
     of_part = at_once(ctx, config)
@@ -492,7 +493,7 @@ def samples_in(workload: Workload, ctx: Context, batch: Any) -> int:
 
 
 def workload_knobs(workload: Workload, config: Config) -> dict[str, Any]:
-    """Return the workload's own knobs without prefix: a configuration's values, or else the first declared."""
+    """Return the workload's own knobs without prefix, with a configuration's values, or else the first declared."""
     prefix = "workload."
     declared = {name: values[0] for name, values in getattr(workload, "KNOBS", {}).items()}
     return declared | {name.removeprefix(prefix): v for name, v in config.items() if name.startswith(prefix)}

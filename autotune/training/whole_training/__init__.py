@@ -1,7 +1,7 @@
-"""A whole training under a profile: epochs, evaluation, checkpoints, and the way back after a kill. Imports torch.
+"""A whole training under a profile: epochs, evaluation, checkpoints, and resuming after a kill. Imports torch.
 
-Interrupted at any moment and started again, it ends with the same losses and weights, bit by bit, as if it had not been
-interrupted, where the device computes the same steps alike twice. Randomness, which decides that, is in `randomness`.
+Interrupted at any moment and started again, it ends with the same losses and weights, bit for bit, as without the
+interruption, if the device computes the same steps alike twice. Randomness, on which that depends, is in `checkpoints`.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def train_epochs(
     """Train a workload for whole epochs, or a rank's part of them.
 
     Args:
-        checkpoints: where to write them, held by this process or the one that leads its ranks. newest: the one to go on
-            from, if any. every_s: seconds between two; each epoch ends with one, too.
+        checkpoints: where to write them, held by this process or the one that leads its ranks. newest: the one to
+            resume from, if any. every_s: seconds between two; each epoch ends with one, too.
 
     Raises:
         InterruptedSearch: `around.stop` asked for the end; a checkpoint was written.

@@ -1,4 +1,4 @@
-"""What a training needs to go on."""
+"""Everything that a training needs to resume."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ from autotune.workload.contract import Wrapper
 
 # The checkpoints of a training: the newest two, each complete or absent, whatever happens to the process.
 #
-# A file's name ends with a hash of its content, so damage is seen before anything is made of it; a JSON file beside it
-# says whose it is, so that this is known before. It holds tensors and plain values only, so that ``torch.load`` reads
-# it without running anything that it says, whoever has written it.
+# A file's name ends with a hash of its content, so that damage is detected before anything is loaded; a JSON file
+# beside it says to which training it belongs, so that this is known before as well. It holds tensors and plain values
+# only, so that ``torch.load`` reads it without running code that it names, whoever has written it.
 
-#: Number of checkpoints that are kept.
+#: Number of checkpoints to keep.
 KEPT = 2
-#: A head takes some thousand.
+#: The most bytes of a head, which takes a few thousand.
 _HEAD_BYTES = 2**20
 _NAME = re.compile(r"checkpoint-(\d{6,})-([0-9a-f]{16})\.pt")
 _CHUNK_BYTES = 2**22
-#: `open_regular` raises errors of these numbers for files that autotune would not have written.
+#: `open_regular` raises errors with these numbers for files that autotune would not have written.
 _NOT_OURS = (errno.EPERM, errno.ELOOP)
-#: How parts of a checkpoint are called by those who wrote what is in them.
+#: The parts of a checkpoint, by the names that the authors of their content know them by.
 _PARTS = {
     "workload": "state(ctx, model)",
     "model": "model.state_dict()",
@@ -61,17 +61,17 @@ _ANOTHER = "or name another folder with --checkpoints DIR."
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that is intact. ``head`` is what stands beside it."""
+    """An intact checkpoint. ``head`` is what the JSON file beside it holds."""
 
     path: Path
     head: Head
 
 
 class Checkpoints:
-    """The checkpoints in a folder. One process writes to it at a time: do everything within `held`.
+    """The checkpoints in a folder. Only one process may write to it at a time, so do everything within `held`.
 
     Args:
-        say: called with a sentence about what was found damaged.
+        say: called with a sentence about each damaged checkpoint.
     """
 
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
@@ -83,7 +83,7 @@ class Checkpoints:
         """Make the folder, and keep other trainings out of it.
 
         Raises:
-            UsageError: another training writes to it. MachineError: it cannot be made.
+            UsageError: another training writes to the folder. MachineError: it cannot be made.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -109,15 +109,15 @@ class Checkpoints:
 
     def files(self) -> list[Path]:
         """Return the checkpoints, the newest first."""
-        found = [(int(name[1]), path) for path in self.folder.iterdir() if (name := _NAME.fullmatch(path.name))]
-        return [path for _, path in sorted(found, reverse=True)]
+        numbered = [(int(name[1]), path) for path in self.folder.iterdir() if (name := _NAME.fullmatch(path.name))]
+        return [path for _, path in sorted(numbered, reverse=True)]
 
     def save(self, head: Head, state: dict[str, Any]) -> Path:
-        """Write a checkpoint, and remove those that are older than the newest two.
+        """Write a checkpoint, and remove all but the newest two.
 
         Raises:
             WorkloadError: the state has something that is not plain; see `check_plain`.
-            MachineError: it could not be written. Those that were there still are.
+            MachineError: it could not be written. The earlier ones are still there.
         """
         check_plain(state)
         newest = self.files()[:1]
@@ -129,7 +129,7 @@ class Checkpoints:
             if target.error is not None:
                 raise target.error
             path = self.folder / f"checkpoint-{number:06d}-{target.hexdigest()}.pt"
-            # Before the checkpoint gets its name, so that none is ever without. Of one that never does, it is removed.
+            # Before the checkpoint gets its name, so that none is ever without. Orphaned heads are removed below.
             write_atomic(_head_of(path), head.model_dump_json(indent=1))
             return path.name
 
@@ -143,19 +143,19 @@ class Checkpoints:
         for old in self.files()[KEPT:]:
             with contextlib.suppress(OSError):
                 old.unlink()
-        for left in self.folder.glob("checkpoint-*.json"):
-            if not left.with_suffix(".pt").exists():
+        for orphan in self.folder.glob("checkpoint-*.json"):
+            if not orphan.with_suffix(".pt").exists():
                 with contextlib.suppress(OSError):
-                    left.unlink()
+                    orphan.unlink()
         return path
 
     def newest(self) -> Checkpoint | None:
         """Return the newest checkpoint that is intact; ``None`` if there is none.
 
-        Damaged ones are set aside under another name, and told.
+        Damaged ones are set aside under another name, and reported.
 
         Raises:
-            ResumeRefusedError: another version has written it, or it belongs to somebody else. Nothing of it was read.
+            ResumeRefusedError: another version has written it, or it belongs to another user. Nothing of it was read.
             MachineError: there are checkpoints, and none is intact.
         """
         damaged = []
@@ -175,19 +175,19 @@ class Checkpoints:
         return None
 
     def _head(self, path: Path) -> Head | str:
-        """Return what stands beside a checkpoint, or what is wrong with it.
+        """Return the head of a checkpoint, or what is wrong with it.
 
         Raises:
             ResumeRefusedError: see `newest`.
         """
         beside = _head_of(path)
         try:
-            told = json.loads(read_regular(beside, _HEAD_BYTES, own=True))
-            if isinstance(told, dict) and told.get("version", VERSION) != VERSION:
+            content = json.loads(read_regular(beside, _HEAD_BYTES, own=True))
+            if isinstance(content, dict) and content.get("version", VERSION) != VERSION:
                 raise self._of_another_version()
-            return Head.model_validate(told)
+            return Head.model_validate(content)
         except FileNotFoundError:
-            # An earlier one has put it into the checkpoint.
+            # An earlier version put the head into the checkpoint.
             raise self._of_another_version() from None
         except OSError as error:
             if error.errno in _NOT_OURS:
@@ -204,16 +204,16 @@ class Checkpoints:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Return what is in an intact checkpoint, its tensors on the CPU. Nothing that the file says is run.
+    """Return the content of an intact checkpoint, its tensors on the CPU. No code that the file names is run.
 
     Raises:
-        ResumeRefusedError: it has more in it than a checkpoint has, or is not this user's.
+        ResumeRefusedError: it holds more than a checkpoint does, or does not belong to this user.
         MachineError: it cannot be loaded here.
     """
     try:
         with open_regular(path, own=True) as stream:
-            found: dict[str, Any] = torch.load(stream, map_location="cpu", weights_only=True)
-        return found
+            state: dict[str, Any] = torch.load(stream, map_location="cpu", weights_only=True)
+        return state
     except pickle.UnpicklingError as error:
         raise ResumeRefusedError(
             f"the checkpoint {path.name} is not one of autotune's: it holds more than tensors and plain values, "
@@ -223,7 +223,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _NOT_OURS:
             raise _not_taken_up(path, error) from error
-        # It is what was written, so the reason is here, and it must not be put aside for that.
+        # The file is as it was written, so the reason lies in this environment, and it must not be set aside.
         why = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         raise MachineError(
             f"the checkpoint {path.name} is intact, and cannot be loaded here: {why}",
@@ -239,30 +239,30 @@ def _not_taken_up(path: Path, error: OSError) -> ResumeRefusedError:
 
 
 def check_plain(state: Mapping[str, Any]) -> None:
-    """Refuse what could not be loaded again without running code that the file names.
+    """Refuse anything that could not be loaded again without running code that the file names.
 
     Args:
         state: parts of a checkpoint by their names.
 
     Raises:
-        WorkloadError: there is something, which is named.
+        WorkloadError: there is such a value; the message says where.
     """
     for name, part in state.items():
-        found = _not_plain(part, frozenset())
-        if found is not None:
-            where, kind = found
+        culprit = _not_plain(part, frozenset())
+        if culprit is not None:
+            place, kind = culprit
             raise WorkloadError(
-                f"{_PARTS.get(name, name)}{where} is a {kind.__module__}.{kind.__qualname__}, which no checkpoint can "
+                f"{_PARTS.get(name, name)}{place} is a {kind.__module__}.{kind.__qualname__}, which no checkpoint can "
                 "hold: they hold tensors, numbers, text, and dicts, lists and tuples of them",
                 advice="make it one of these, by float(…), torch.from_numpy(…) or its state_dict(), say.",
             )
 
 
 def _not_plain(value: Any, above: frozenset[int]) -> tuple[str, type] | None:
-    """Return the place in a value of one that is not plain, and its kind; ``None`` if there is none.
+    """Return the place within a value of one that is not plain, and its type; ``None`` if there is none.
 
     Args:
-        above: the ids of what the value is in, which may be the value itself.
+        above: the ids of the containers around the value, which may include the value itself.
     """
     kind = type(value)
     if value is None or kind in (bool, float, complex, str, bytes):
@@ -274,20 +274,20 @@ def _not_plain(value: Any, above: frozenset[int]) -> tuple[str, type] | None:
     above |= {id(value)}
     if kind in (list, tuple):
         for number, inner in enumerate(value):
-            if (found := _not_plain(inner, above)) is not None:
-                return f"[{number}]{found[0]}", found[1]
+            if (culprit := _not_plain(inner, above)) is not None:
+                return f"[{number}]{culprit[0]}", culprit[1]
         return None
     for key, inner in value.items():
-        if (found := _not_plain(key, above)) is not None:
-            return f" key {key!r}", found[1]
-        if (found := _not_plain(inner, above)) is not None:
-            return f"[{key!r}]{found[0]}", found[1]
+        if (culprit := _not_plain(key, above)) is not None:
+            return f" key {key!r}", culprit[1]
+        if (culprit := _not_plain(inner, above)) is not None:
+            return f"[{key!r}]{culprit[0]}", culprit[1]
     # An `OrderedDict` is saved with its attributes.
     return _not_plain(vars(value), above) if kind is OrderedDict else None
 
 
 def _comes_back(value: Any) -> bool:
-    """Return whether ``torch.load`` takes a value back; what it takes differs from version to version."""
+    """Return whether ``torch.load`` accepts a value; what it accepts differs from version to version."""
     if type(value) in (torch.Tensor, nn.Parameter) and value.layout is torch.strided and not value.is_quantized:
         # Without attributes of its own, which are saved with it, there is nothing to try.
         if not vars(value):
@@ -297,7 +297,7 @@ def _comes_back(value: Any) -> bool:
     buffer = io.BytesIO()
     try:
         with warnings.catch_warnings():
-            # Of slow kinds, say: it is only tried.
+            # Warnings about slow types, for instance, do not matter: this is only an attempt.
             warnings.simplefilter("ignore")
             torch.save(value, buffer)
             buffer.seek(0)
@@ -308,10 +308,10 @@ def _comes_back(value: Any) -> bool:
 
 
 class _Hashing:
-    """A stream for `torch.save`, which hashes what is written.
+    """A stream for `torch.save` that hashes what is written.
 
-    It does not raise if the disk is full, but keeps the error: torch's writer would end the process when it is
-    destroyed with a file that is not finished.
+    It does not raise if the disk is full, but keeps the error: torch's writer would end the process on being destroyed
+    with an unfinished file.
     """
 
     def __init__(self, stream: IO[bytes]) -> None:
@@ -330,7 +330,7 @@ class _Hashing:
         return size
 
     def flush(self) -> None:
-        """Nothing: the file is flushed when it is complete."""
+        """Do nothing: the file is flushed when it is complete."""
 
     def hexdigest(self) -> str:
         return self._hash.hexdigest()[:16]
@@ -344,19 +344,19 @@ def _damage(path: Path) -> str | None:
     """Return what is wrong with a file; ``None`` if its content has the hash in its name.
 
     Raises:
-        ResumeRefusedError: it is not this user's.
+        ResumeRefusedError: it does not belong to this user.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     try:
         with open_regular(path, own=True) as stream:
             while chunk := stream.read(_CHUNK_BYTES):
-                found.update(chunk)
+                digest.update(chunk)
     except OSError as error:
         if error.errno in _NOT_OURS:
             raise _not_taken_up(path, error) from error
         return error.strerror or str(error)
     name = _NAME.fullmatch(path.name)
-    return None if name and found.hexdigest()[:16] == name[2] else "its content is not what was written"
+    return None if name and digest.hexdigest()[:16] == name[2] else "its content is not what was written"
 
 
 def _set_aside(path: Path) -> Path:
@@ -378,10 +378,10 @@ def _set_aside(path: Path) -> Path:
 
 # Random numbers that do not depend on when a training was interrupted.
 #
-# What makes batches and what trains draw from separate streams. A batch's is seeded by the epoch and the batch, in
-# whichever process makes it, so that a training that goes on in the middle of an epoch gets the same augmentation. What
-# trains (dropout, noise) draws from the process's own generators, whose states are kept in the checkpoints. Where one
-# process does both, each step is seeded as well.
+# The making of batches and the training draw from separate streams. That of a batch is seeded by the epoch and the
+# batch, in whichever process makes it, so that a training resumed in the middle of an epoch gets the same
+# augmentation. The training (dropout, noise) draws from the process's own generators, whose states are kept in the
+# checkpoints. Where one process does both, each step is seeded as well.
 
 
 def seed_of(*parts: object) -> int:
@@ -391,8 +391,8 @@ def seed_of(*parts: object) -> int:
 
 
 def seed_of_rank(seed: int, rank: int) -> int:
-    """Return the seed of what one of several ranks draws for itself: augmentation, dropout. The first has the seed of
-    the training."""
+    """Return the seed for what one of several ranks draws for itself, such as augmentation and dropout. The first rank
+    has the seed of the training."""
     return seed_of(seed, "rank", rank) if rank else seed
 
 
@@ -400,32 +400,32 @@ def sow(seed: int) -> None:
     """Seed the generators of Python, NumPy, and torch on the CPU."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    # Not `torch.manual_seed`, which seeds the cards' generators, too.
+    # Not `torch.manual_seed`, which also seeds the cards' generators.
     torch.default_generator.manual_seed(seed)
 
 
 def sow_with(seed: int, device: torch.device) -> None:
-    """Do as `sow`, and seed the generator of the device."""
+    """Do what `sow` does, and seed the generator of the device."""
     sow(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
 
 
 def states(device: torch.device) -> dict[str, Any]:
-    """Return the states of the generators of Python, NumPy, and torch on the CPU and the device, of what a checkpoint
-    may hold."""
-    found: dict[str, Any] = {
+    """Return the states of the generators of Python, NumPy, and torch on the CPU and the device, in types that a
+    checkpoint may hold."""
+    generators: dict[str, Any] = {
         "python": random.getstate(),
         "numpy": _with_lists(np.random.get_state()),
         "torch": torch.get_rng_state(),
     }
     if device.type == "cuda":
-        found["cuda"] = torch.cuda.get_rng_state(device)
-    return found
+        generators["cuda"] = torch.cuda.get_rng_state(device)
+    return generators
 
 
 def _with_lists(state: Any) -> Any:
-    """Return a state of NumPy's with lists in place of its arrays, which it takes back as well."""
+    """Return a state of NumPy's with lists in place of arrays, which NumPy accepts as well."""
     if isinstance(state, np.ndarray):
         return state.tolist()
     if isinstance(state, dict):
@@ -444,10 +444,10 @@ def restore(found: dict[str, Any], device: torch.device) -> None:
 
 @contextlib.contextmanager
 def drawing_beside(seed: int, device: torch.device) -> Iterator[None]:
-    """Let everything draw from a stream of its own, and afterwards from the training's again.
+    """Let everything draw from a separate stream, and afterwards from the training's again.
 
     Args:
-        device: whose generator is seeded and set back, besides those on the CPU.
+        device: its generator is seeded and restored, besides those on the CPU.
     """
     before = states(device)
     sow_with(seed, device)
@@ -458,10 +458,10 @@ def drawing_beside(seed: int, device: torch.device) -> Iterator[None]:
 
 
 class EpochSeeds:
-    """Seeds what makes batches. The epoch is shared with the loader's workers, which may live longer than one.
+    """Seeds the making of batches. The epoch is shared with the loader's workers, which may live longer than one epoch.
 
     Args:
-        seed: of the training. shared: there are workers.
+        seed: that of the training. shared: whether there are workers.
     """
 
     def __init__(self, seed: int, *, shared: bool) -> None:
@@ -482,7 +482,7 @@ class EpochSeeds:
 class Seeded(Wrapper, Dataset[Any]):
     """A data set that seeds the process for each batch, by the epoch and the first index in it.
 
-    The collate function goes on in the same stream: PyTorch's fetch calls it right afterwards.
+    The collate function draws from the same stream, as PyTorch's fetch calls it right afterwards.
     """
 
     def __init__(self, inner: Dataset[Any], seeds: EpochSeeds) -> None:
@@ -499,7 +499,7 @@ class Seeded(Wrapper, Dataset[Any]):
 
 
 class SeededStream(Wrapper, IterableDataset[Any]):
-    """A data set that is iterated, and seeds the process as each iteration begins, by the epoch and the worker."""
+    """An iterable data set that seeds the process as each iteration begins, by the epoch and the worker."""
 
     def __init__(self, inner: IterableDataset[Any], seeds: EpochSeeds) -> None:
         super().__init__(inner)
@@ -517,9 +517,9 @@ def seeded(dataset: Dataset[Any], seeds: EpochSeeds) -> Dataset[Any]:
 
 
 class EpochOrder(SampleOrder):
-    """The order of an epoch's samples, from any place in it on: the same permutation, whether interrupted or not.
+    """The order of an epoch's samples, from any place on: the same permutation, whether interrupted or not.
 
-    Several ranks divide it, each with every ``ranks``-th sample.
+    Several ranks divide it: each gets every ``ranks``-th sample.
     """
 
     def __init__(self, seed: int, *, rank: int, ranks: int) -> None:
@@ -534,25 +534,25 @@ class EpochOrder(SampleOrder):
         return super().__len__() - self._skipped
 
     def __iter__(self) -> Iterator[int]:
-        own = self._permutation(self._epoch)[self.rank :: self.ranks][: super().__len__()]
-        yield from own[self._skipped :]
+        indices = self._permutation(self._epoch)[self.rank :: self.ranks][: super().__len__()]
+        yield from indices[self._skipped :]
 
 
-# What a training has been so far, epoch by epoch: ``history.jsonl``, one JSON object a line.
+# The history of a training, epoch by epoch: ``history.jsonl``, one JSON object a line.
 
 
 class EpochRow(Record):
     """One epoch.
 
     Attributes:
-        epoch: from 1 on. steps: of the training, up to its end.
-        loss: mean over its steps; ``None`` if it is not finite.
-        learning_rate: of the first parameter group, at its end.
-        samples: trained on. counted_samples, counted_s: what its rate is based on: seconds of the steps and of their
-            waits for batches, without each process's first step, evaluations and checkpoints.
-        energy_j: that the device has used in these seconds; ``None`` if no counter tells.
+        epoch: its number, from 1 on. steps: those of the training up to its end.
+        loss: the mean over its steps; ``None`` if it is not finite.
+        learning_rate: that of the first parameter group, at its end.
+        samples: the number trained on. counted_samples, counted_s: what its rate is based on: the samples and seconds
+            of the steps and of their waits for batches, without each process's first step, evaluations and checkpoints.
+        energy_j: what the device used in these seconds; ``None`` without a counter.
         evaluation_s: seconds of the evaluation.
-        metrics: by name, what `evaluate` and `metric` returned; ``None`` for what is not finite.
+        metrics: what `evaluate` and `metric` returned, by name; ``None`` for values that are not finite.
     """
 
     epoch: int
@@ -577,7 +577,7 @@ class EpochTally:
     """An epoch as it goes on; see `EpochRow`. It is kept in the checkpoints.
 
     Attributes:
-        steps: of the epoch. loss_sum: over them.
+        steps: those of the epoch so far. loss_sum: the sum of their losses.
     """
 
     steps: int = 0
@@ -602,7 +602,7 @@ class EpochTally:
 
 
 def finite(value: float) -> float | None:
-    """Return the value, or ``None`` in place of one that JSON does not have."""
+    """Return the value, or ``None`` in place of one that JSON cannot represent."""
     return value if math.isfinite(value) else None
 
 
@@ -610,7 +610,7 @@ class EpochHistory:
     """The file beside the checkpoints. Each of its versions is complete.
 
     Args:
-        anew: remove it, so that what another training has left is not taken for this one's.
+        anew: remove the file, so that what another training has left is not taken for this one's.
 
     Raises:
         MachineError: it cannot be removed.
@@ -625,7 +625,7 @@ class EpochHistory:
                 raise MachineError(f"cannot remove {self.path}: {error.strerror}") from error
 
     def read(self) -> list[EpochRow]:
-        """Return the rows up to the first that cannot be read. The checkpoints have all that matter."""
+        """Return the rows before the first that cannot be read. The checkpoints hold all that matter."""
         rows: list[EpochRow] = []
         try:
             for line in self.path.read_text(encoding="utf-8").splitlines():
@@ -645,15 +645,15 @@ class EpochHistory:
 
 # At which steps all ranks write a checkpoint, or end. Imports torch.
 
-#: Ranks ask each other about once in so many seconds: asking takes a round trip, and lets the device wait for it.
+#: Ranks consult each other about once in so many seconds: this takes a round trip, for which the device waits.
 ASK_S = 0.25
 
 
 class Agreement:
-    """Tells all ranks at the same step what to do before it, as what each of them knows comes at different moments.
+    """Makes all ranks do the same before the same step, although they learn of its reasons at different moments.
 
-    One rank decides for itself at each step. Several ask each other now and then, at steps that follow from the pace of
-    the first one.
+    A single rank decides for itself at each step. Several consult each other now and then, at steps that follow from
+    the pace of the first one.
 
     Args:
         now: monotonic seconds.
@@ -671,8 +671,8 @@ class Agreement:
         checkpoint.
 
         Args:
-            step: its number. All ranks call this for each.
-            signal: that this rank has received. due: a checkpoint is, by the first rank's clock.
+            step: its number. All ranks call this for each step.
+            signal: the signal that this rank has received. due: whether a checkpoint is due; the first rank's counts.
         """
         if self._rank.count < 2:
             return signal, due
@@ -680,8 +680,8 @@ class Agreement:
             return None, False
         now = self._now()
         step_s = (now - self._asked_s) / self._stride
-        wanted = max(1, min(2 * self._stride, int(ASK_S / max(step_s, 1e-6))))
-        told = (signal or 0, int(due), wanted) if not self._rank.number else (signal or 0, 0, 0)
-        number, save, self._stride = largest(*told)
+        stride = max(1, min(2 * self._stride, int(ASK_S / max(step_s, 1e-6))))
+        request = (signal or 0, int(due), stride) if not self._rank.number else (signal or 0, 0, 0)
+        number, save, self._stride = largest(*request)
         self._next, self._asked_s = step + self._stride, self._now()
         return number or None, bool(save)

@@ -68,11 +68,11 @@ ONLY = "validation"
 class Evaluation:
     """Evaluates a model as the workload says. Gradients, modes and random numbers of the training stay as they are.
 
-    It runs under ``torch.inference_mode``, or where the model replays CUDA graphs under ``torch.no_grad``: under any
-    other mode than that of the graphs, they would be recorded once more.
+    It runs under ``torch.inference_mode``, or under ``torch.no_grad`` if the model replays CUDA graphs: under any mode
+    other than that of the graphs, they would be recorded once more.
 
-    Several ranks divide a set that has a length, with the weights and buffers of the first one. All of them call
-    `metric`, and the first one's counts.
+    Several ranks divide a set that has a length, and use the weights and buffers of the first one. All of them call
+    `metric`, and the result of the first counts.
     """
 
     def __init__(self, parts: WorkloadTraining, step: Step) -> None:
@@ -103,7 +103,7 @@ class Evaluation:
         metrics: dict[str, float | None] = {}
         ctx, model = self._parts.ctx, self._step.model
         seed = seed_of(seed_of_rank(ctx.seed, ctx.rank), "evaluation", epoch)
-        # What a sharded model gathers in inference mode, it cannot train with.
+        # A sharded model cannot train with what it has gathered in inference mode.
         without = torch.no_grad if self._plan.cudagraphs or self._is_shared else torch.inference_mode
         with first_ranks_buffers(model), _evaluating(model), drawing_beside(seed, self._step.device), without():
             if self._dataset is not None:
@@ -118,26 +118,26 @@ class Evaluation:
         samples = 0
         loader = self._loader(dataset)
         for batch, counts in _in_step(loader) if self._is_shared else ((batch, True) for batch in loader):
-            size, found = self._samples_in(batch), self._of(batch)
+            size, values = self._samples_in(batch), self._of(batch)
             samples += size if counts else 0
-            for name, value in found.items() if counts else ():
+            for name, value in values.items() if counts else ():
                 # On the device, so that nothing waits for it.
                 sums[name] = sums.get(name, 0.0) + torch.as_tensor(value).detach().double() * size
             between()
-        of_ranks = from_all((samples, {name: float(total) for name, total in sums.items()}))
-        samples = sum(size for size, _ in of_ranks)
+        by_rank = from_all((samples, {name: float(total) for name, total in sums.items()}))
+        samples = sum(size for size, _ in by_rank)
         if not samples:
             raise WorkloadError("validation(ctx) has no sample", advice="look at what it reads.")
-        names = dict.fromkeys(name for _, totals in of_ranks for name in totals)
-        return {name: finite(sum(totals.get(name, 0.0) for _, totals in of_ranks) / samples) for name in names}
+        names = dict.fromkeys(name for _, totals in by_rank for name in totals)
+        return {name: finite(sum(totals.get(name, 0.0) for _, totals in by_rank) / samples) for name in names}
 
     def _of(self, batch: Any) -> Mapping[str, Any]:
         plan, workload = self._plan, self._parts.workload
         moved = move(batch, self._step.device, non_blocking=plan.non_blocking, channels_last=plan.channels_last)
         evaluate = contract.optional(workload, "evaluate") or workload.loss
         with training.autocast(self._step.device, plan):
-            found = evaluate(self._ctx, self._step.model, moved)
-        numbers = found if isinstance(found, Mapping) else {ONLY: found}
+            result = evaluate(self._ctx, self._step.model, moved)
+        numbers = result if isinstance(result, Mapping) else {ONLY: result}
         for name, value in numbers.items():
             if not isinstance(value, int | float) and not (isinstance(value, torch.Tensor) and value.numel() == 1):
                 raise WorkloadError(
@@ -150,12 +150,12 @@ class Evaluation:
         make = contract.optional(self._parts.workload, "collate")
         options = training.loader_options(self._parts.config, worker_start_method=self._parts.worker_start_method)
         options |= {"batch_size": self._ctx.batch_size, "collate_fn": make(self._parts.ctx) if make else None}
-        # Workers that stay would hold memory throughout the next epoch.
+        # Persistent workers would hold memory throughout the next epoch.
         options.pop(PERSISTENT.name, None)
         if isinstance(dataset, IterableDataset):
             return DataLoader(dataset, **options)
-        own = range(self._ctx.rank, len(dataset), self._ctx.ranks)  # type: ignore[arg-type]
-        return DataLoader(dataset, sampler=own, **options)
+        indices = range(self._ctx.rank, len(dataset), self._ctx.ranks)  # type: ignore[arg-type]
+        return DataLoader(dataset, sampler=indices, **options)
 
     def _samples_in(self, batch: Any) -> int:
         count = contract.optional(self._parts.workload, "samples")
@@ -163,12 +163,12 @@ class Evaluation:
 
 
 def _in_step(loader: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
-    """Yield batches, and whether they count, as often in each rank: a sharded model computes in all of them at once.
+    """Yield batches, and whether they count, equally often in each rank: a sharded model computes in all ranks at once.
 
-    A rank that has no more repeats its last one, which does not count then.
+    A rank without further batches repeats its last one, which then does not count.
 
     Raises:
-        WorkloadError: it has had none.
+        WorkloadError: the rank has had no batch.
     """
     batches, batch = iter(loader), None
     while True:
@@ -185,7 +185,7 @@ def _in_step(loader: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
 
 @contextlib.contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Set evaluation mode, and afterwards the modes that the modules had."""
+    """Set evaluation mode, and afterwards restore the modes of all modules."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -196,7 +196,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _first_dimension(batch: Any) -> int | None:
-    """Return the length of the first tensor in a batch, or of a list of which each item is a sample's."""
+    """Return the length of the first tensor in a batch; ``None`` if there is none."""
     if isinstance(batch, torch.Tensor):
         return len(batch) if batch.dim() else None
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
@@ -233,24 +233,24 @@ class EpochBatches:
         self._size = int(parts.config["batch_size"])
         self._order = EpochOrder(ctx.seed, rank=ctx.rank, ranks=ctx.ranks)
         self._seeds = EpochSeeds(self._seed, shared=workers_of(parts.config) > 0)
-        own = contract.optional(parts.workload, "loader") is not None
+        has_own_loader = contract.optional(parts.workload, "loader") is not None
         self._loader: Iterable[Any] = parts.open_loader(data=(seeded(dataset, self._seeds), collate), order=self._order)
         self.epoch_steps = length_of(self._loader)
-        #: PyTorch's loader reads samples in our order, which can begin anywhere. Others are read from the beginning.
-        self._can_skip = not own and not isinstance(dataset, IterableDataset)
+        #: PyTorch's loader reads samples in our order, which can begin anywhere. Others start from the beginning.
+        self._can_skip = not has_own_loader and not isinstance(dataset, IterableDataset)
         # Workers draw in their own processes.
-        self._draws_here = own or not workers_and_queue(self._loader)[0]
+        self._draws_here = has_own_loader or not workers_and_queue(self._loader)[0]
 
     def meet(self) -> None:
-        """Let the shortest of the ranks' epochs be that of all. Call it when they have met, before the first batch."""
+        """Make the shortest of the ranks' epochs that of all. Call this once they have met, before the first batch."""
         lengths = from_all(self.epoch_steps)
-        known = [length for length in lengths if length is not None]
-        self.epoch_steps = min(known) if len(known) == len(lengths) else None
+        known_lengths = [length for length in lengths if length is not None]
+        self.epoch_steps = min(known_lengths) if len(known_lengths) == len(lengths) else None
 
     def begin(self, epoch: int, steps: int) -> Iterator[Any]:
         """Return the batches of an epoch, without the first ``steps``; its workers start now.
 
-        Several ranks get the same number of them.
+        All ranks get the same number of batches.
         """
         seed = seed_of(self._seed, epoch)
         self._seeds.begin(epoch)
@@ -265,7 +265,7 @@ class EpochBatches:
         return batches if self._ranks == 1 else self._together(batches, steps)
 
     def _sown(self, batches: Iterator[Any], epoch: int, steps: int) -> Iterator[Any]:
-        """Where batches are made in this process, let both batch and step draw from a seed of their own.
+        """If batches are made in this process, seed each batch and each step separately.
 
         Saving and restoring the generators' states instead would take longer than many a step.
         """
@@ -280,14 +280,14 @@ class EpochBatches:
             yield batch
 
     def _together(self, batches: Iterator[Any], steps: int) -> Iterator[Any]:
-        """End when the epoch of the first rank ends, or the others would wait for it for ever."""
+        """End as soon as the epoch of any rank ends, as the others would wait for it forever."""
         for step in itertools.count(steps):
             if step == self.epoch_steps:
                 return
             batch = next(batches, _NO_BATCH)
             over = batch is _NO_BATCH
             if self.epoch_steps is None:
-                # Only streams of unknown length cost a question at each step.
+                # Only streams of unknown length cost an exchange at each step.
                 over = bool(largest(int(over))[0])
             elif over:
                 raise WorkloadError(
@@ -301,15 +301,15 @@ class EpochBatches:
 
 # The rate of a training's steps, and the energy they take.
 #
-# `Meter` counts for the history, and stands still during anything but steps; `Pace` looks at the last second.
+# `Meter` counts for the history, and is stopped during anything but steps; `Pace` looks at the last second.
 
 
 class Meter:
-    """Adds the seconds, samples and joules of steps to a `EpochTally`, while it runs.
+    """Adds the seconds, samples and joules of steps to an `EpochTally`, while it runs.
 
     Args:
-        now: monotonic seconds. energy_j: a counter of joules, of which differences are meaningful; ``None`` if it does
-            not tell. synchronize: waits for the device.
+        now: monotonic seconds. energy_j: a counter of joules, of which only differences are meaningful; ``None`` if
+            there is none. synchronize: waits for the device.
     """
 
     def __init__(
@@ -328,16 +328,16 @@ class Meter:
         return self._since is not None
 
     def start(self) -> None:
-        """Count from now on."""
+        """Start counting."""
         self._synchronize()
         self._since, self._from_j, self._samples = self._now(), self._energy_j(), 0
 
     def add(self, samples: int) -> None:
-        """Count a step of so many samples, if the meter runs."""
+        """Count the samples of a step, if the meter runs."""
         self._samples += samples
 
     def note(self, tally: EpochTally) -> None:
-        """Add what has been counted so far to a tally, and go on from there."""
+        """Add what has been counted so far to a tally, and continue from zero."""
         if self._since is None:
             return
         self._synchronize()
@@ -349,7 +349,7 @@ class Meter:
         self._since, self._from_j, self._samples = now, joules, 0
 
     def stop(self, tally: EpochTally) -> None:
-        """Add what has been counted, and stand still."""
+        """Add what has been counted to a tally, and stop."""
         self.note(tally)
         self._since = None
 
@@ -358,7 +358,7 @@ class Pace:
     """How fast a training goes, for reports only.
 
     Attributes:
-        samples: since the last report. evaluation_s: of the last evaluation.
+        samples: those since the last report. evaluation_s: seconds of the last evaluation.
     """
 
     def __init__(self, now: Callable[[], float], evaluation_s: float) -> None:
@@ -374,7 +374,7 @@ class Pace:
         return self._now() - self._since
 
     def start(self, steps: int) -> None:
-        """Begin to look after so many steps: what came before is not a step."""
+        """Start measuring after so many steps: what came before was not spent on steps."""
         self._since = self._began = self._now()
         self._first_step, self.samples = steps, 0
 
@@ -392,7 +392,7 @@ class Pace:
         return left * (self._now() - self._began) / taken + evaluations * self.evaluation_s
 
 
-# What a whole training tells while it goes on, and what it is given of the world around it.
+# What a whole training reports while it runs, and what it gets from its surroundings.
 
 
 @dataclass(frozen=True)
@@ -400,10 +400,10 @@ class TrainingProgress:
     """How far a training is.
 
     Attributes:
-        epoch: the one that goes on, from 1 on, of `epochs`. step: taken in it, of `epoch_steps`, which is ``None`` if
-            the length of an epoch is not known. steps: taken in all.
-        loss: of the last step. learning_rate: of the first parameter group.
-        samples_per_s: since the last report; ``None`` before the second step.
+        epoch: the current one, from 1 on, of `epochs`. step: the number of steps taken in it, of `epoch_steps`, which
+            is ``None`` if the length of an epoch is not known. steps: the number taken in all.
+        loss: that of the last step. learning_rate: that of the first parameter group.
+        samples_per_s: the rate since the last report; ``None`` before the second step.
         left_s: expected seconds to the end, evaluations included; ``None`` if not known.
     """
 
@@ -419,18 +419,18 @@ class TrainingProgress:
 
 
 class TrainingWatcher(Protocol):
-    """Is told how a training goes on, in its own process, between two steps. It does not raise."""
+    """Receives reports on a training, in the training's process, between two steps. It does not raise."""
 
     def says(self, sentence: str) -> None:
-        """Something the user should know, once."""
+        """Receive something that the user should know, once."""
         ...
 
     def begins(self, mark: str, steps: int) -> None:
-        """The training begins, or goes on after so many steps. ``mark``: the same each time; no other one has it."""
+        """The training begins, or resumes after so many steps. ``mark`` is the same each time, and unique to it."""
         ...
 
     def progress(self, progress: TrainingProgress) -> None:
-        """How far it is, about once a second."""
+        """Receive the progress, about once a second."""
         ...
 
     def evaluates(self, epoch: int) -> None:
@@ -438,18 +438,18 @@ class TrainingWatcher(Protocol):
         ...
 
     def epoch_ends(self, row: EpochRow) -> None:
-        """An epoch is over, evaluated, and in the history. One that a killed process has told may be told again."""
+        """An epoch is over, evaluated, and in the history. It may be reported again after a process was killed."""
         ...
 
 
 @dataclass(frozen=True)
 class TrainingSurroundings:
-    """What a training is given of the world around it.
+    """What a training gets from its surroundings.
 
     Attributes:
-        watcher: is told how it goes on. mark: of the training, if it is a new one.
+        watcher: receives reports on it. mark: the mark of the training, if it is a new one.
         stop: returns the number of a signal that asks it to end, or ``None``.
-        energy_j: a counter of joules; ``None`` if none tells. now: monotonic seconds.
+        energy_j: a counter of joules; ``None`` if there is none. now: monotonic seconds.
     """
 
     watcher: TrainingWatcher
@@ -467,7 +467,7 @@ class WholeTraining:
     """A finished training.
 
     Attributes:
-        rows: one for each epoch. steps: of all of them.
+        rows: one for each epoch. steps: those of all epochs.
         resumed_at: the step from which this process went on; ``None`` if it began at the first.
         first_step_s: duration of this process's first step in seconds; ``None`` if it took none.
         checkpoint: the newest, with the final weights under ``"model"``. history: the file with the rows.
@@ -491,15 +491,15 @@ class WholeTraining:
 
     @property
     def energy_j(self) -> float | None:
-        """Joules that the steps of all epochs have taken; ``None`` if they are not known of each."""
-        known = [row.energy_j for row in self.rows if row.energy_j is not None]
-        return sum(known) if known and len(known) == len(self.rows) else None
+        """Joules that the steps of all epochs have taken; ``None`` if not known for every epoch."""
+        joules = [row.energy_j for row in self.rows if row.energy_j is not None]
+        return sum(joules) if joules and len(joules) == len(self.rows) else None
 
 
 # The course of one whole training, from a checkpoint or the beginning to the end.
 #
-# Each of several ranks goes through it in its own process. What only one may do (checkpoints, history, reports), the
-# first one does; where they must not part, they agree (`autotune.training.whole_training.checkpoints`).
+# Each of several ranks goes through it in its own process. The first one does what only one may do (checkpoints,
+# history, reports); where they must not diverge, they agree (`autotune.training.whole_training.checkpoints`).
 
 #: Seconds between two reports of progress.
 REPORT_S = 1.0
@@ -509,7 +509,7 @@ class TrainingCourse:
     """One training, or one rank's part in it.
 
     Args:
-        newest: the checkpoint to go on from; ``None`` to begin.
+        newest: the checkpoint to resume from; ``None`` to begin.
     """
 
     def __init__(
@@ -554,7 +554,7 @@ class TrainingCourse:
         self._batches.meet()
         self._device = self._step.device
         if ctx.rank:
-            # All have built the same model, and each has a dropout of its own.
+            # All ranks have built the same model, and each has a dropout of its own.
             sow_with(seed_of_rank(ctx.seed, ctx.rank), self._device)
         self._loss, self._loss_sum = torch.zeros(()), torch.zeros((), dtype=torch.float64, device=self._device)
         epoch_steps, schedule = self._batches.epoch_steps, contract.optional(workload, "schedule")
@@ -571,10 +571,10 @@ class TrainingCourse:
 
     def run(self) -> WholeTraining:
         """Train to the end."""
-        told = self._around.watcher
-        told.begins(self._mark, self._steps)
+        watcher = self._around.watcher
+        watcher.begins(self._mark, self._steps)
         if self._resumed_at is not None:
-            told.says(
+            watcher.says(
                 f"the training goes on from {self._saved and self._saved.name}, "
                 f"in epoch {self._epoch + 1} after {count(self._tally.steps, 'step')}"
             )
@@ -590,7 +590,7 @@ class TrainingCourse:
             self._epoch, self._over, self._tally = self._epoch + 1, False, EpochTally()
             self._loss_sum.zero_()
             if self._first_step_s is not None:
-                # The turn of an epoch belongs to the rate.
+                # The turn of an epoch counts towards the rate.
                 self._meter.start()
                 self._pace.start(self._steps)
             self._iterator = self._begin_epoch()
@@ -606,20 +606,20 @@ class TrainingCourse:
         )
 
     def _begin_epoch(self) -> Iterator[Any] | None:
-        """Start the workers on what is left of the epoch; ``None`` if nothing is."""
+        """Start the workers on the rest of the epoch; return its batches, or ``None`` if it is over."""
         return None if self._over else self._batches.begin(self._epoch, self._tally.steps)
 
     def _take_epoch(self) -> None:
-        """Take the steps of an epoch that are left."""
+        """Take the remaining steps of an epoch."""
         iterator = self._iterator
         assert iterator is not None
         while True:
             self._save_or_stop_if_asked()
-            began = self._around.now()
+            start = self._around.now()
             try:
                 batch = next(iterator, None)
             except Exception:
-                # Ctrl-C reaches the workers, too.
+                # The reason may be Ctrl-C, which reaches the workers, too.
                 self._stop_if_asked()
                 raise
             if batch is None:
@@ -627,13 +627,13 @@ class TrainingCourse:
             self._take(batch)
             if self._first_step_s is None:
                 self._synchronize()
-                self._first_step_s = self._around.now() - began
-                # Not only when the first checkpoint is due, which may be much later.
+                self._first_step_s = self._around.now() - start
+                # Check this now, not when the first checkpoint is due, which may be much later.
                 check_plain(self._own_parts())
                 self._meter.start()
                 self._pace.start(self._steps)
             self._report()
-        # Its workers end with it, before those of the evaluation begin.
+        # The workers end with the iterator, before those of the evaluation begin.
         self._iterator = None
         if not self._tally.steps:
             raise no_batch()
@@ -652,10 +652,10 @@ class TrainingCourse:
         self._steps += 1
 
     def _finish_epoch(self) -> None:
-        """Evaluate the epoch and add it to the history, unless an earlier process came that far."""
+        """Evaluate the epoch and add it to the history, unless an earlier process has done so."""
         number = self._epoch + 1
         if self._rows and self._rows[-1].epoch == number:
-            # The earlier process may not have come to telling it.
+            # The earlier process may not have got as far as reporting it.
             self._around.watcher.epoch_ends(self._rows[-1])
             return
         losses = from_all(self._tally.loss_sum)
@@ -672,19 +672,19 @@ class TrainingCourse:
         if self._evaluation.what is None:
             return row
         self._around.watcher.evaluates(row.epoch)
-        began = self._around.now()
+        start = self._around.now()
         try:
             metrics = self._evaluation.run(row.epoch, self._stop_if_asked)
         except Exception:
             self._stop_if_asked()
             raise
         self._synchronize()
-        self._pace.evaluation_s = self._around.now() - began
+        self._pace.evaluation_s = self._around.now() - start
         return row.model_copy(update={"metrics": metrics, "evaluation_s": self._pace.evaluation_s})
 
     def _save_or_stop_if_asked(self) -> None:
-        """Write a checkpoint if it is time, or the training is to end, which all ranks do before the same step."""
-        # One of the place where this process has begun is there, or needs none.
+        """Write a checkpoint if it is time, or if the training is to end; all ranks do so before the same step."""
+        # The place where this process began has a checkpoint already, or needs none.
         new = self._steps > (self._saved_at_step or 0)
         due = new and self._around.now() - self._saved_at_s >= self._every_s
         number, due = self._agreement.before(self._steps, self._around.stop(), due=due)
@@ -698,9 +698,9 @@ class TrainingCourse:
             self._meter.start()
 
     def _stop_if_asked(self) -> None:
-        """End the training, if it is to end, in an evaluation or where a worker has died of Ctrl-C.
+        """End the training, if it is to end, during an evaluation or after a worker has died of Ctrl-C.
 
-        Several ranks need not be at the same place there, and end with the checkpoint that there is.
+        Several ranks need not be at the same place then, and end with the checkpoint that exists.
         """
         number = self._around.stop()
         if number is None:
@@ -750,13 +750,13 @@ class TrainingCourse:
             self._save()
 
     def _save(self) -> None:
-        """Write a checkpoint. All ranks call it, and go on when it is written."""
+        """Write a checkpoint. All ranks call this, and go on when it is written."""
         self._tally.loss_sum = float(self._loss_sum)
         step = self._step
-        own = {"tally": asdict(self._tally), "random": states(self._device)}
+        of_rank = {"tally": asdict(self._tally), "random": states(self._device)}
         if self._rank:
-            own["buffers"] = {name: buffer.cpu() for name, buffer in own_buffers(step.model).items()}
-        ranks = from_all(own)
+            of_rank["buffers"] = {name: buffer.cpu() for name, buffer in own_buffers(step.model).items()}
+        ranks = from_all(of_rank)
         weights, optimizer = whole_states(step.model, step.optimizer)
         state = {
             "rows": [row.model_dump() for row in self._rows],
@@ -776,13 +776,13 @@ class TrainingCourse:
             steps=self._steps,
             over=self._over,
         )
-        # All know of it, and wait for it: who ends before it is written ends the others, too.
+        # All ranks learn of it, and wait for it: one that ends before it is written ends the others, too.
         self._saved = from_all(None if self._rank else self._checkpoints.save(head, state))[0]
         self._saved_at_s, self._saved_at_step = self._around.now(), self._steps
         self._pace.start(self._steps)
 
     def _own_parts(self) -> dict[str, Any]:
-        """Return what a checkpoint has of objects that the workload has made, and may be anything."""
+        """Return the parts of a checkpoint that come from objects made by the workload, and may be anything."""
         keep = contract.optional(self._parts.workload, "state")
         return {
             "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
@@ -801,28 +801,28 @@ class TrainingCourse:
             self._rows += [row for row in self._history.read() if (row.epoch, row.steps) == reached]
 
     def _load(self, head: Head, state: dict[str, Any]) -> None:
-        """Set everything that trains to what it was.
+        """Restore the state of everything that takes part in the training.
 
         Raises:
             ResumeRefusedError: the learning rate was scheduled for another number of epochs.
         """
-        step, put_back = self._step, contract.optional(self._parts.workload, "load_state")
+        step, load_state = self._step, contract.optional(self._parts.workload, "load_state")
         if self._scheduler is not None:
-            # Without a schedule, a training may go on for longer than was planned.
+            # Only without a schedule may a training go on for longer than was planned.
             then, now = {"epochs": str(head.epochs)}, {"epochs": str(self._epochs)}
             refuse_another(then, now, str(self._checkpoints.folder))
         self._loss_sum.fill_(self._tally.loss_sum)
-        own = state["ranks"][self._rank]
+        of_rank = state["ranks"][self._rank]
         load_states(step.model, step.optimizer, state["model"], state["optimizer"])
-        fill(own_buffers(step.model), own.get("buffers", {}))
+        fill(own_buffers(step.model), of_rank.get("buffers", {}))
         if self._scheduler is not None:
             self._scheduler.load_state_dict(state["scheduler"])
         if step.scaler is not None:
             step.scaler.load_state_dict(state["scaler"])
-        if put_back is not None:
-            put_back(self._parts.ctx, step.model, state["workload"])
+        if load_state is not None:
+            load_state(self._parts.ctx, step.model, state["workload"])
         elif state["workload"] is not None:
             raise WorkloadError(
                 "the workload has state(ctx, model) and no load_state(ctx, model, state)", advice="define both."
             )
-        restore(own["random"], self._device)
+        restore(of_rank["random"], self._device)

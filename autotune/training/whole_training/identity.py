@@ -1,6 +1,6 @@
 """Which training a checkpoint belongs to: what must be the same for the losses to be those of one training.
 
-It is told by a JSON file beside the checkpoint, so that it is known before anything of the checkpoint is loaded."""
+A JSON file beside the checkpoint records it, so that it is known before anything of the checkpoint is loaded."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from autotune.knobs import spell
 from autotune.workload.catalog import source_hash
 from autotune.workload.contract import Context
 
-#: Version of what is in a checkpoint, and beside it.
+#: Version of the content of a checkpoint, and of its head.
 VERSION = 3
 
 
 class Head(Record):
-    """What stands beside a checkpoint.
+    """The content of the JSON file beside a checkpoint.
 
     Attributes:
-        version: see `VERSION`. torch: its version.
-        identity: of the training, as `identity_of` returns it. mark: of the training, for trackers.
-        epochs: that the training was to have. epoch: number of the one that the checkpoint is in, from 0 on.
-        steps: that were taken. over: whether those of the epoch were.
+        version: see `VERSION`. torch: the version of torch.
+        identity: that of the training, as `identity_of` returns it. mark: that of the training, for trackers.
+        epochs: the number that the training was to have. epoch: the number of the checkpoint's epoch, from 0 on.
+        steps: the number taken. over: whether all those of the epoch were taken.
     """
 
     version: int
@@ -43,13 +43,13 @@ class Head(Record):
 def identity_of(
     ref: WorkloadRef, ctx: Context, config: Mapping[str, bool | int | float | str], facts: Mapping[str, object]
 ) -> dict[str, str]:
-    """Return what a training is, by name, as text.
+    """Return what identifies a training, by name, as text.
 
     Args:
         facts: what only this training knows, such as the number of its samples.
     """
     data: DataRef = ctx.data
-    found = {
+    identity = {
         "model": ref.name,
         "code of the workload": (ref.sha256 or _hash_of(ref))[:16],
         "data": data.kind,
@@ -58,13 +58,13 @@ def identity_of(
         "seed": str(ctx.seed),
         "ranks": str(ctx.ranks),
     }
-    found |= {f"--arg {name}": value for name, value in ctx.args.items()}
-    found |= {name: spell(value) for name, value in config.items()}
-    return found | {name: str(value) for name, value in facts.items()}
+    identity |= {f"--arg {name}": value for name, value in ctx.args.items()}
+    identity |= {name: spell(value) for name, value in config.items()}
+    return identity | {name: str(value) for name, value in facts.items()}
 
 
 def _hash_of(ref: WorkloadRef) -> str:
-    """Return the hash of a workload that was named as a module, and has been imported."""
+    """Return the hash of a workload that was given as a module, and has been imported."""
     file = getattr(sys.modules.get(ref.module), "__file__", None)
     return source_hash(Path(file)) if file else ""
 
@@ -78,22 +78,23 @@ def refuse_another(then: Mapping[str, str], now: Mapping[str, str], folder: str)
     absent = "not there"
     names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
     if names:
-        told = [f"{name} was {then.get(name, absent)}, and is {now.get(name, absent)}" for name in names]
+        changes = [f"{name} was {then.get(name, absent)}, and is {now.get(name, absent)}" for name in names]
         raise ResumeRefusedError(
-            f"the checkpoints in {folder} are of another training: {'; '.join(told)}",
+            f"the checkpoints in {folder} are of another training: {'; '.join(changes)}",
             advice="undo the change, or name another folder with --checkpoints DIR.",
         )
 
 
 def check(head: Head, identity: Mapping[str, str], epochs: int, folder: Path, say: Callable[[str], None]) -> None:
-    """Refuse a checkpoint that a training cannot go on from.
+    """Refuse a checkpoint from which a training cannot resume.
 
     Args:
-        head: of the checkpoint. identity: of the training, as `identity_of` returns it. epochs: that it is to have.
+        head: that of the checkpoint. identity: that of the training, as `identity_of` returns it. epochs: the number
+            that it is to have.
         say: called with a sentence about what may differ.
 
     Raises:
-        ResumeRefusedError: it is of another training, or it has gone on for longer.
+        ResumeRefusedError: the checkpoint is of another training, or already beyond these epochs.
     """
     refuse_another(head.identity, identity, str(folder))
     if head.epoch >= epochs:

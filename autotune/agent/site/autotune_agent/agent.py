@@ -21,10 +21,10 @@ from autotune_agent.setting import Setting, safely, say, sentence
 from autotune_agent.turning import Turning
 from autotune_agent.watching import Watching
 
-#: Steps of one optimizer after which all models of the training have been seen. A GAN may train one of its two networks
+#: Steps of one optimizer after which all models of the training have been seen. A GAN may train one of its networks
 #: five times before the other.
 _SEEN_AFTER = 6
-#: Variables in which launchers tell a process its place among all.
+#: Variables in which launchers give a process its rank.
 _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "LOCAL_RANK")
 
 
@@ -33,12 +33,12 @@ class Agent:
 
     Args:
         plan: ``title``, shown first in its one line; ``settings``, each with the attributes of a `Setting`; ``watch``,
-            the path of a file for what is seen of the training (see `Watching`), if that is wanted, and ``losses``,
-            how many of them; ``seed``, what random numbers begin with, unless the script seeds them itself;
+            the path of a file for what is observed of the training (see `Watching`), if wanted, and ``losses``, how
+            many losses to write; ``seed``, the seed of random numbers, unless the script seeds them itself;
             ``compared``, whether what loaders deliver under the settings has been compared; ``deliveries``, how much of
-            what they deliver is noted (see `Noting`); ``repeats``, how many batches they repeat, if they do;
-            ``commands``, a pipe, if configurations are to take turns, and ``live``, whether the training is to go on
-            whatever they do (see `Turning`); ``sockets``, a folder for those of loaders' workers, which leave one of
+            what they deliver is noted (see `Noting`); ``repeats``, how many batches they repeat, if any; ``commands``,
+            a pipe, if configurations are to take turns, and ``live``, whether the training is to go on whatever they do
+            (see `Turning`); ``sockets``, a folder for the sockets of loaders' workers, which would leave a folder of
             their own behind when they are ended.
         leave: called once, when this process has begun to train.
     """
@@ -55,25 +55,25 @@ class Agent:
         self._began = False
         self._settled = False
         self._around = ProcessDoor(self._of("process"))
-        noted = plan.get("deliveries")
-        self._deliveries = _noting(noted, self) if noted else None
+        deliveries = plan.get("deliveries")
+        self._deliveries = _noting(deliveries, self) if deliveries else None
         self._repeating = Repeating(int(plan["repeats"]), self._ours) if plan.get("repeats") else None
         self._live = live = bool(plan.get("live"))
         switches = "commands" in plan and self._is_first and not (live and _are_several())
         self._loaders = LoaderDoor(
             self._of("loader"),
             self._ours,
-            # In launches of a search, whoever has started them has looked, and compares the winner.
+            # In launches of a search, the search has looked at the data set, and compares the winner.
             compared=bool(plan.get("compared") or plan.get("watch")),
             rescue=self._rescue_loader if live and switches else None,
         )
-        # A launch of a search is to fail with what fails in it.
+        # A launch of a search is to fail if anything in it fails.
         rescue = self._rescue if live else None if plan.get("watch") else self._uncompiled
         self._models = ModelDoor(
             self._of("model"), self._begin, to_switch="commands" in plan, rescue=rescue, lowered=self._lowered
         )
         self._optimizers = OptimizerDoor(self._of("optimizer"), self._begin, self._stepped)
-        # A training that goes on whatever is tried in it needs an optimizer whose steps can be made harmless.
+        # A live training needs an optimizer whose steps can be made harmless, whatever is tried in it.
         self._own_updates = (
             None if live else OwnUpdates(self._begin, self._optimizers.adopt, self._optimizers.took_step, self._unseen)
         )
@@ -91,23 +91,23 @@ class Agent:
                 self._loaders,
                 self._watching,
                 live=live,
-                first=self._noted if noted else None,
+                first=self._noted if deliveries else None,
             )
             if switches and self._watching is not None
             else None
         )
 
     def install(self) -> None:
-        """Open the doors. ``import torch`` has just ended."""
+        """Open the doors. Called when ``import torch`` has just ended."""
         if self._seed is not None:
             _seed(int(self._seed))
         if self._sockets is not None:
-            # multiprocessing's own name for it; processes pass it on to their children.
+            # The name is that of `multiprocessing`, whose processes pass it on to their children.
             multiprocessing.current_process()._config["tempdir"] = self._sockets  # type: ignore[attr-defined]
         self._around.install()
-        for order in (self._deliveries, self._repeating):
-            if order is not None:
-                order.install()
+        for part in (self._deliveries, self._repeating):
+            if part is not None:
+                part.install()
         self._loaders.install()
         self._models.install()
         self._optimizers.install()
@@ -119,12 +119,12 @@ class Agent:
         if self._turning is not None:
             self._turning.install()
         atexit.register(safely, self._settle)
-        # A child that is forked has the patches, but it is not the training.
+        # A forked child inherits the patches, but is not the training.
         os.register_at_fork(after_in_child=self._models.remove)
         spare_workers()
 
     def _noted(self) -> None:
-        """What loaders deliver has been noted, as far as it is wanted."""
+        """Note that as much of what loaders deliver has been noted as is wanted."""
         if self._deliveries is not None:
             self._deliveries.is_over = True
 
@@ -135,17 +135,17 @@ class Agent:
         return self._turning.rescue_loader(error) if self._turning is not None else None
 
     def _lowered(self, why: str) -> None:
-        """Take autocast back, which does not suit the script.
+        """Undo autocast, which does not suit the script.
 
         Raises:
-            RuntimeError: of a configuration that is tried in a training that goes on: its turn is over.
+            RuntimeError: a configuration is on trial in a live training: its turn is over.
         """
         if not self._ours():
             return
         if self._turning is not None and self._turning.is_tried:
             raise RuntimeError(why)
         if self._watching is not None and not self._live:
-            # A launch of a search is to fail with it.
+            # A launch of a search is to fail because of it.
             self._watching.failed(why, lost=False)
             return
         self._models.stop_autocast()
@@ -156,7 +156,7 @@ class Agent:
             say(f"{self._title}: autocast no longer ({why})")
 
     def _uncompiled(self, error: Exception) -> Callable[[], None] | None:
-        """Return what lets models go on without being compiled, if it is their compiler that has failed."""
+        """Return a function that stops compiling models, if it is the compiler that has failed."""
         names = [f"{kind.__module__}." for kind in type(error).__mro__]
         if not self._ours() or not any(name.startswith(("torch._dynamo.", "torch._inductor.")) for name in names):
             return None
@@ -179,7 +179,7 @@ class Agent:
         return os.getpid() == self._process
 
     def _begin(self) -> bool:
-        """Note that this process trains; return whether it is the one that the agent is for."""
+        """Note that this process trains; return whether it is the one that the agent is meant for."""
         if not self._ours():
             if not self._began:
                 self._elsewhere.tell()
@@ -196,10 +196,10 @@ class Agent:
 
     def _stepped(self, optimizer: Any, steps: int) -> None:
         if not self._ours():
-            # An optimizer that took steps here before a child was forked may go on there.
+            # An optimizer that took steps in the parent may go on in a forked child.
             return
         if is_capturing():
-            # Nothing may be asked of the device now, and replays of the graph call nobody.
+            # The device must not be queried now, and replays of the graph do not call back.
             return
         if self._own_updates is not None and not isinstance(optimizer, OwnCode):
             self._own_updates.stop()
@@ -216,7 +216,7 @@ class Agent:
             self._watching.unseen(how)
 
     def _settle(self) -> None:
-        """All has been seen, or the script ends: let calls of modules be as they were, and say what is set."""
+        """Restore the calls of modules, and say what is set: everything has been seen, or the script ends."""
         if self._settled or not self._began or not self._ours():
             return
         self._settled = True
@@ -230,12 +230,12 @@ class Agent:
 
 
 def _seed(number: int) -> None:
-    """Let random numbers begin with a seed, as if the script had set it in its first line."""
+    """Seed random numbers, as if the script had done so in its first line."""
     import torch
 
     torch.manual_seed(number)
     random.seed(number)
-    # PyTorch has imported it, where there is one.
+    # PyTorch has imported NumPy, if it is installed.
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(number)

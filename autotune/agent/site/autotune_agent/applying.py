@@ -1,7 +1,7 @@
-"""What knobs do to the objects of a training, the same in a script and in a workload: memory formats, and how an
-optimizer visits parameters.
+"""What knobs do to the objects of a training, in a script as in a workload: memory formats, and how an optimizer visits
+parameters.
 
-The agent's doors use it, and so do autotune's own knobs: one way to do a thing, and one reason not to.
+Both the agent's doors and autotune's own knobs use it: one way to do a thing, and one reason not to.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-#: Dimensions of the tensors that a memory format is for.
+#: The dimensions of the tensors to which a memory format applies.
 DIMENSIONS = {"channels_last": 4, "channels_last_3d": 5}
-#: Why a model cannot be laid out anew.
+#: Why the layout of a model cannot be changed.
 SHARED = "weights, gradients or buffers of the model share their memory with other tensors"
 MIXED = "the model has 4-dimensional and 5-dimensional tensors"
 
 
 def dimensions_of(memory_format: str) -> int:
-    """Return the number of dimensions of the tensors that a memory format is for; 0 for none."""
+    """Return the number of dimensions of the tensors to which a memory format applies; 0 for none."""
     return DIMENSIONS.get(memory_format, 0)
 
 
 def torch_format(memory_format: str) -> Any:
-    """Return what torch calls a memory format."""
+    """Return torch's object for a memory format."""
     import torch
 
     formats = {"channels_last": torch.channels_last, "channels_last_3d": torch.channels_last_3d}
@@ -30,7 +30,7 @@ def torch_format(memory_format: str) -> Any:
 
 
 def may_have_format(held: Any, memory_format: str) -> bool:
-    """Return whether something is a tensor that is laid out for a memory format; every one can be contiguous."""
+    """Return whether an object is a tensor to which a memory format applies; ``contiguous`` applies to all of them."""
     import torch
 
     wanted = (DIMENSIONS[memory_format],) if memory_format in DIMENSIONS else (4, 5)
@@ -38,8 +38,8 @@ def may_have_format(held: Any, memory_format: str) -> bool:
 
 
 def is_image(held: Any, dimensions: int) -> bool:
-    """Return whether an input gets its channels last: a tensor of floats or bytes that has so many dimensions, 4 for
-    ``(N, C, H, W)`` and 5 for ``(N, C, D, H, W)``."""
+    """Return whether an input gets its channels last: a tensor of floats or bytes with this many dimensions, 4 for
+    ``(N, C, H, W)`` or 5 for ``(N, C, D, H, W)``."""
     import torch
 
     return (
@@ -59,10 +59,10 @@ def channels_last(image: Any, dimensions: int) -> Any:
 
 
 def cannot_lay_out(model: Any, memory_format: str) -> str | None:
-    """Return why a model cannot be laid out now, as a clause; ``None`` if it can, or is so already.
+    """Return why a model cannot be laid out now, as a clause; ``None`` if it can, or has that layout already.
 
-    A tensor that is laid out anew moves. What it was a view of, such as one flat parameter that an optimizer updates,
-    would be trained without it, and it without that.
+    A tensor whose layout changes moves in memory. If it was a view, such as of one flat parameter that an optimizer
+    updates, it and what it was a view of would then be trained separately.
     """
     if memory_format in DIMENSIONS and mixes_dimensions(model):
         return MIXED
@@ -74,17 +74,17 @@ def cannot_lay_out(model: Any, memory_format: str) -> str | None:
 
 
 def shares_memory(model: Any) -> bool:
-    """Return whether a tensor of a model that could be laid out anew does not have its memory alone."""
+    """Return whether a tensor of a model whose layout could be changed shares its memory."""
     return not all(map(_has_memory_alone, _held(model, "contiguous")))
 
 
 def mixes_dimensions(model: Any) -> bool:
-    """Return whether a model has weights or buffers of four and of five dimensions, which no one format is for."""
+    """Return whether a model has weights or buffers of both four and five dimensions, which no one format suits."""
     return {4, 5} <= {tensor.dim() for tensor in (*model.parameters(), *model.buffers())}
 
 
 def lay_out(model: Any, memory_format: str) -> None:
-    """Lay out the weights, gradients and buffers of a model that a memory format is for, in place.
+    """Lay out, in place, the weights, gradients and buffers of a model to which a memory format applies.
 
     Raises:
         RuntimeError: see `cannot_lay_out`.
@@ -101,18 +101,18 @@ def lay_out(model: Any, memory_format: str) -> None:
 
 
 def follow_formats(optimizer: Any) -> None:
-    """Give an optimizer's state the layout of its parameters, or each step would convert it."""
+    """Give an optimizer's state the layout of its parameters; otherwise each step would convert it."""
     import torch
 
     for parameter, state in optimizer.state.items():
         if not may_have_format(parameter, "contiguous"):
             continue
-        last = next(name for name, count in DIMENSIONS.items() if count == parameter.dim())
-        layout = torch_format("contiguous" if parameter.is_contiguous() else last)
-        for name, held in state.items():
-            like_it = isinstance(held, torch.Tensor) and held.shape == parameter.shape
-            if like_it and not held.is_contiguous(memory_format=layout) and _has_memory_alone(held):
-                state[name] = held.contiguous(memory_format=layout)
+        last_format = next(name for name, count in DIMENSIONS.items() if count == parameter.dim())
+        layout = torch_format("contiguous" if parameter.is_contiguous() else last_format)
+        for name, value in state.items():
+            is_alike = isinstance(value, torch.Tensor) and value.shape == parameter.shape
+            if is_alike and not value.is_contiguous(memory_format=layout) and _has_memory_alone(value):
+                state[name] = value.contiguous(memory_format=layout)
 
 
 def set_implementation(optimizer: Any, told: Mapping[str, Any]) -> None:
@@ -122,12 +122,12 @@ def set_implementation(optimizer: Any, told: Mapping[str, Any]) -> None:
     would require knowing its signature.
 
     Args:
-        told: ``foreach`` and ``fused``, as far as they are to be set.
+        told: ``foreach`` and ``fused``, whichever are to be set.
     """
     fused = bool(told.get("fused"))
     for group in (optimizer.defaults, *optimizer.param_groups):
         group.update({name: value for name, value in told.items() if name in group})
-    # An optimizer that is made with fused=True has this flag, so one that is set to it gets it, too: `GradScaler` then
+    # An optimizer made with fused=True has this flag, so one that is switched to it gets it, too: `GradScaler` then
     # leaves scale and overflow to the kernels. Without it, each step unscales all gradients first, and the host waits
     # for the device. Implementations other than the fused one fail where it is set.
     if fused or hasattr(optimizer, "_step_supports_amp_scaling"):
@@ -136,7 +136,7 @@ def set_implementation(optimizer: Any, told: Mapping[str, Any]) -> None:
 
 
 def _held(model: Any, memory_format: str) -> Iterator[Any]:
-    """Yield the weights, gradients and buffers of a model that a memory format is for."""
+    """Yield the weights, gradients and buffers of a model to which a memory format applies."""
     for held in (*model.parameters(), *model.buffers()):
         for tensor in (held, held.grad):
             if tensor is not None and may_have_format(tensor, memory_format):
@@ -144,22 +144,22 @@ def _held(model: Any, memory_format: str) -> Iterator[Any]:
 
 
 def _has_memory_alone(tensor: Any) -> bool:
-    """Return whether a tensor fills its memory, and no other tensor, whoever holds it, lies there."""
+    """Return whether a tensor fills its memory, and no other tensor, whoever holds it, uses that memory."""
     import torch
 
     try:
         fills = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
         return bool(fills and _uses(tensor) <= _uses(torch.empty(1)))
     except (RuntimeError, NotImplementedError):
-        # It is made of other tensors, as one that is spread over devices is.
+        # The tensor is made of others, such as one that is spread over devices.
         return False
 
 
 def _uses(tensor: Any) -> int:
-    """Return by how many a tensor's memory is held, with those that we make to ask."""
+    """Return the number of references to a tensor's memory, including those made by this call."""
     import torch
 
-    # Builds for CPUs did not have it always. Those tell only of tensors that do not fill their memory.
+    # Some builds for CPUs lack it; there, only tensors that do not fill their memory are recognized as sharing it.
     count: Any = getattr(torch._C, "_storage_Use_Count", lambda place: 1)
     storage = tensor.untyped_storage()
     return int(count(storage._cdata))
@@ -168,9 +168,9 @@ def _uses(tensor: Any) -> int:
 def _keeps_overflows_out(optimizer: Any) -> bool:
     """Return whether an optimizer's fused kernels leave its state alone in a step that overflowed.
 
-    SGD's do not on CUDA (seen with torch 2.11): when the first step overflows, as it mostly does under fp16, they skip
-    it, but the momentum that they were to write first is taken as written, and the training diverges. Without its flag
-    GradScaler unscales and skips by itself.
+    SGD's do not on CUDA (observed with torch 2.11): when the first step overflows, as it mostly does under fp16, they
+    skip it, but the momentum that they should have initialized is taken as initialized, and the training diverges.
+    Without the flag, GradScaler unscales and skips by itself.
     """
     import torch
 
@@ -178,8 +178,8 @@ def _keeps_overflows_out(optimizer: Any) -> bool:
 
 
 def _count_steps_where_expected(optimizer: Any, *, fused: bool) -> None:
-    """Put counts of steps that there are where the implementation expects them: fused kernels count on the device, the
-    others on the host, where reading them costs nothing."""
+    """Move existing step counts to where the implementation expects them: fused kernels count on the device, the others
+    on the host, where reading them costs nothing."""
     import torch
 
     for group in optimizer.param_groups:

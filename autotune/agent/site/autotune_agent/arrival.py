@@ -18,8 +18,8 @@ class _Finder(MetaPathFinder):
     def __init__(self, name: str, then: Callable[[], None]) -> None:
         self._name = name
         self._then = then
-        #: The module is being looked for by others, or has been imported. The finder stays in the list: another thread
-        #: may be going through it, and would leave one out if something was removed.
+        #: The module is being looked for by other finders, or has been imported. This one stays in `sys.meta_path`:
+        #: another thread may be iterating over it, and would skip a finder if one was removed.
         self._rests = False
 
     def find_spec(
@@ -31,7 +31,7 @@ class _Finder(MetaPathFinder):
         try:
             spec = importlib.util.find_spec(fullname)
         finally:
-            # Until it has been imported: a first attempt may fail.
+            # Active again until the module has been imported: a first attempt may fail.
             self._rests = False
         if spec is None or spec.loader is None:
             return None
@@ -49,7 +49,7 @@ class _Finder(MetaPathFinder):
                 say(f"nothing is set: {type(error).__name__}: {error}")
 
         try:
-            # On the loader that was found, because tools ask what kind of loader a module has.
+            # Patch the loader that was found instead of wrapping it, as tools check what kind of loader a module has.
             spec.loader.exec_module = load_and_act  # type: ignore[method-assign]
         except (AttributeError, TypeError):
             say(f"nothing is set: {fullname} is loaded by {type(spec.loader).__name__}")

@@ -1,12 +1,12 @@
 """Notes what the loaders of a training deliver, so that two configurations of them can be compared sample by sample.
 
-The order of samples is the same in each launch that is told the same seed, and each batch is drawn twice in turn, for
-one worker after the other: a data set that gives the same for the same index is told from one that draws at random, and
-workers that draw the same from those that do not. While a batch is made, the global generators of random numbers have a
-state that depends on its samples alone, so that augmentations that use them can be compared as well. Epochs end early:
-what the script does between two of them, and what its data set makes of that, is seen after some batches.
+Launches with the same seed get the samples in the same order, and each batch is drawn twice in a row, by one worker
+after the other. This distinguishes a data set that returns the same sample for the same index from one that draws at
+random, and workers that draw the same numbers from workers that do not. While a batch is made, the state of the global
+random number generators depends on its samples alone, so that augmentations that use them can be compared as well.
+Epochs end early: what the script does between two epochs, and how its data set reacts, shows after a few batches.
 
-Nothing of this is for steps that are measured.
+None of this is meant for steps that are measured.
 """
 
 from __future__ import annotations
@@ -29,55 +29,56 @@ from autotune_agent.setting import is_of_a_worker
 
 #: How often each batch is drawn from a data set with indices.
 TWICE = 2
-#: Batches of a loader that is iterated over without gradients: it evaluates.
+#: Batches of a loader that is iterated over without gradients, and so evaluates.
 _EVALUATED = 2
-#: What stands for a part of a batch of which nothing is known, and how many parts are looked at.
+#: Stands for a part of a batch about which nothing is known; and how many parts are looked at.
 _UNSEEN, _PLACES = "?", 256
-#: Bytes of a digest, and samples of a batch that have one each.
+#: Bytes of a digest, and the most samples of a batch that get one each.
 _DIGEST, _ROWS = 6, 512
-#: Bytes of PyTorch's generator on the CPU that are defined: seed, left, seeded, next, and 624 words of 8 bytes.
+#: Bytes of the state of PyTorch's CPU generator that are defined: seed, left, seeded, next, and 624 words of 8 bytes.
 _ENGINE = 8 + 4 + 4 + 8 + 624 * 8
-#: Of different batches: a loader that is asked for fewer is only looked into.
+#: A number of different batches; a loader that is asked for fewer is only being peeked into.
 _PEEK = 2
-#: As many of a first epoch and of the next are enough where they take this many times the limit of a first one: the
-#: training takes a step for each. Three tell whether samples are kept.
+#: This many batches of a first epoch and of a later one are enough where they take `_SLOW` times the limit of a first
+#: one, as the training takes a step for each. Three show whether samples are kept.
 _FEWEST, _SLOW = (3, 2), 3
-#: Batches after which a process looks at what its data set keeps, and looks again.
+#: Batches at which a process looks at what its data set keeps, the first time and once more.
 _LOOKS = (1, 4)
 
 
 class Noting:
-    """Notes what loaders that are iterated over with gradients on deliver, one JSON object a line, each with ``e``:
+    """Notes what loaders deliver that are iterated over with gradients on: one JSON object a line, each with ``e``:
 
     ===========  ===================================================================================================
-    ``loader``   is first iterated over: ``l`` (its number), ``kind``, ``iterable``, ``workers``, ``persist`` (they do)
-    ``epoch``    of a loader begins: ``l``, ``n`` (from 0), ``changed`` (what of its data set the script has changed
-                 since the last one ended)
-    ``batch``    has been delivered: ``l``, ``n``, ``k`` (its number in the epoch), ``i`` (its samples: indices, or
-                 digests of them), ``d`` (by place in the batch, a digest of it, or a list with that of each sample)
-    ``end``      of an epoch: ``l``, ``n``, ``batches``; ``whole``: it did not end early
+    ``loader``   a loader is first iterated over: ``l`` (its number), ``kind``, ``iterable``, ``workers``, ``persist``
+                 (whether the workers do)
+    ``epoch``    an epoch of a loader begins: ``l``, ``n`` (from 0), ``changed`` (what the script has changed in its
+                 data set since the last epoch ended)
+    ``batch``    a batch has been delivered: ``l``, ``n``, ``k`` (its number in the epoch), ``i`` (its samples: indices,
+                 or digests of them), ``d`` (for each part of the batch, a digest, or a list of one for each sample)
+    ``end``      an epoch has ended: ``l``, ``n``, ``batches``; ``whole``: it did not end early
     ``fetch``    a process makes its first batch of an epoch: ``l``, ``w`` (number of the worker, or null), ``pid``,
                  ``states`` (digests of the global generators, by name)
     ``made``     a batch has been made: ``l``, ``w``, ``pid``, ``i``, ``s`` (seconds), ``used`` (names of the global
                  generators that it drew from)
-    ``moved``    what a data set goes on with from one sample to the next: ``l``, ``what`` (a list of words)
-    ``stores``   what a data set holds open, although it was not seen to be read from: ``l``, ``what``
-    ``grown``    what of a data set holds more after a batch: ``l``, ``what``
+    ``moved``    what a data set advances from one sample to the next: ``l``, ``what`` (a list of words)
+    ``stores``   what a data set holds open, although no read from it has been noticed: ``l``, ``what``
+    ``grown``    what in a data set holds more after a batch: ``l``, ``what``
     ``counts``   plain values of a data set that differ after a batch: ``l``, ``what``
-    ``opened``   what is open, or goes on, when an epoch begins, and was not when the first did: ``l``, ``what``
-    ``peek``     the epoch that began last was none: a loader was only asked for its first batches: ``l``
+    ``opened``   what is open, or running, when an epoch begins, and was not when the first began: ``l``, ``what``
+    ``peek``     the latest epoch was not one: a loader was only asked for its first batches: ``l``
     ``lost``     nothing more is noted: ``why``
-    ``done``     as many epochs have been seen as were asked for, or one that takes long
+    ``done``     the requested number of epochs has been seen, or one that takes long
     ===========  ===================================================================================================
 
     Args:
-        plan: ``path`` of the file; ``seed``; ``batches``, how many different ones of a first epoch, ``[least, most]``;
-            ``limit_s``, after which no more than the least are drawn; ``totals``, the batches of the first epoch of
-            each set, as far as they are known; ``second``, those of later epochs at most; ``epochs``; ``goes_on``,
-            whether epochs that begin after these are whole, because the launch is to be measured then.
+        plan: ``path`` of the file; ``seed``; ``batches``, the number of different batches of a first epoch, ``[least,
+            most]``; ``limit_s``, after which no more than the least are drawn; ``totals``, the batches of the first
+            epoch of each data set, as far as they are known; ``second``, the most batches of a later epoch; ``epochs``;
+            ``goes_on``, whether epochs that begin after these are whole, because the launch is to be measured then.
         ours: returns whether this process may be the one that trains.
-        notes: this process is the one that notes; another rank has the same order of samples, in epochs as short.
-        may_end: returns whether a first epoch may end early, because what is to be seen of the training has been seen.
+        notes: whether this process is the one that notes; other ranks order samples alike and end epochs as early.
+        may_end: returns whether a first epoch may end early, because all that is needed of the training has been seen.
     """
 
     def __init__(
@@ -93,14 +94,14 @@ class Noting:
         self._ours = ours
         self._notes = notes
         self.may_end = may_end
-        #: Orders are the same, and epochs end early, to the end of the launch; what is delivered is noted until `over`.
+        #: Orders are fixed, and epochs end early, until the launch ends; deliveries are noted until `is_over`.
         self._active = True
         self.is_over = False
         #: An epoch has ended early.
         self.has_cut = False
-        #: What holds a function of ours, its name, ours, and theirs.
+        #: Patched functions: the holder, the name, our replacement, and the original.
         self._patched: list[tuple[Any, str, Any, Any]] = []
-        #: The data sets by number, and of each the epochs that have begun.
+        #: The data sets by number, each with the epochs that have begun.
         self._sets: list[_Set] = []
         self._fetchers: weakref.WeakKeyDictionary[Any, _Process] = weakref.WeakKeyDictionary()
 
@@ -110,26 +111,26 @@ class Noting:
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
         kind: Any = _BaseDataLoaderIter
-        begin, take = kind.__init__, kind.__next__
+        original_init, original_next = kind.__init__, kind.__next__
 
-        @wraps(begin)
+        @wraps(original_init)
         def init(iterator: Any, loader: Any) -> None:
             order = self.safely(self._order, loader) if self._active and self._ours() else None
             if order is None:
-                begin(iterator, loader)
+                original_init(iterator, loader)
                 return
             with _having(loader, _sampler_name(loader), order):
-                begin(iterator, loader)
-            # It tells the length.
+                original_init(iterator, loader)
+            # PyTorch takes the length of the iterator from it.
             iterator._autotune_order = order
 
-        @wraps(take)
+        @wraps(original_next)
         def next_batch(iterator: Any) -> Any:
             order = iterator.__dict__.get("_autotune_order")
             if order is None or not self._active or not self._ours():
-                return take(iterator)
+                return original_next(iterator)
             try:
-                batch = take(iterator)
+                batch = original_next(iterator)
             except StopIteration:
                 self.safely(order.ended)
                 raise
@@ -142,21 +143,21 @@ class Noting:
             self._watch(fetcher)
 
     def _watch(self, kind: Any) -> None:
-        theirs = kind.fetch
+        original = kind.fetch
 
-        @wraps(theirs)
+        @wraps(original)
         def fetch(fetcher: Any, indices: Any) -> Any:
             process = None if self._lets_go else self._fetchers.get(fetcher)
             if process is None and self._active:
                 process = self.safely(self._begins, fetcher)
             if process is None:
-                return theirs(fetcher, indices)
-            began = self.safely(process.begin, indices)
+                return original(fetcher, indices)
+            begun = self.safely(process.begin, indices)
             try:
-                return theirs(fetcher, indices)
+                return original(fetcher, indices)
             finally:
-                if began is not None:
-                    self.safely(process.end, began)
+                if begun is not None:
+                    self.safely(process.end, begun)
 
         self._patch(kind, "fetch", fetch)
 
@@ -165,41 +166,41 @@ class Noting:
         setattr(holder, name, ours)
 
     def remove(self) -> None:
-        """Note nothing more, and let loaders be as they were."""
+        """Note nothing more, and leave loaders as they were."""
         self._active = False
-        for holder, name, ours, theirs in reversed(self._patched):
-            if getattr(holder, name) is ours:
-                setattr(holder, name, theirs)
+        for holder, name, replacement, original in reversed(self._patched):
+            if getattr(holder, name) is replacement:
+                setattr(holder, name, original)
 
     def _begins(self, fetcher: Any) -> _Process | None:
-        known = next((s for s in self._sets if s.holds(fetcher.dataset)), None)
-        if known is None or self._lets_go:
+        data_set = next((s for s in self._sets if s.holds(fetcher.dataset)), None)
+        if data_set is None or self._lets_go:
             return None
-        process = self._fetchers[fetcher] = _Process(self, known)
+        process = self._fetchers[fetcher] = _Process(self, data_set)
         return process
 
     def _order(self, loader: Any) -> Order | None:
         import torch
 
         if not torch.is_grad_enabled():
-            # Before any epoch of the training has ended early, a script has reason to rely on its length.
+            # Until an epoch of the training has been cut short, a script may rely on the length of an evaluation.
             return Order(self, loader, None) if self.has_cut else None
         if self._lets_go:
             return None
-        known = next((s for s in self._sets if s.is_of(loader)), None)
-        if known is None:
-            known = _Set(len(self._sets), loader)
-            self._sets.append(known)
+        data_set = next((s for s in self._sets if s.is_of(loader)), None)
+        if data_set is None:
+            data_set = _Set(len(self._sets), loader)
+            self._sets.append(data_set)
             self.note(
                 "loader",
-                l=known.number,
+                l=data_set.number,
                 kind=type(loader.dataset).__name__,
-                iterable=known.iterable,
+                iterable=data_set.iterable,
                 workers=loader.num_workers,
                 persist=bool(loader.persistent_workers),
             )
-        known.hold(loader)
-        return Order(self, loader, known)
+        data_set.hold(loader)
+        return Order(self, loader, data_set)
 
     @property
     def _lets_go(self) -> bool:
@@ -207,11 +208,11 @@ class Noting:
         return self.is_over and bool(self.plan.get("goes_on"))
 
     def note(self, event: str, **facts: Any) -> None:
-        """Write an event. Of whatever process: lines that are written at once do not mix."""
+        """Write an event, from any process: lines written in one call do not mix."""
         if not self._notes or self.is_over:
             return
         line = json.dumps({"e": event, **facts}, separators=(",", ":"), default=str) + "\n"
-        # Workers come later, and notice by the file that all has been read.
+        # Workers come later; to them, a missing file means that no more notes are wanted: everything has been read.
         make = os.O_CREAT if os.getpid() == self._process else 0
         try:
             descriptor = os.open(self.plan["path"], os.O_WRONLY | make | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -224,7 +225,7 @@ class Noting:
             os.close(descriptor)
 
     def safely(self, act: Any, *told: Any) -> Any:
-        """Whatever goes wrong in here, the training goes on."""
+        """Call a function; whatever goes wrong in it, the training goes on."""
         try:
             return act(*told)
         except Exception as error:
@@ -236,20 +237,21 @@ class Noting:
             return None
 
     def over(self, known: _Set) -> None:
-        """An epoch of a data set is over."""
+        """Note that an epoch of a data set is over."""
         if known.epochs >= self.plan["epochs"] and not self.is_over:
             self.note("done")
             self.is_over = True
 
 
 class _Set:
-    """A data set of the training, whatever loader it is in.
+    """A data set of the training, whichever loader it is in.
 
     Attributes:
-        epochs: that have begun. most: different batches of its first epoch, once that is known. places: what was open
-            when it was first iterated over, and first: what it kept then. What has come since is each process's own.
-        kept: what it kept when its last epoch ended. is_peek: of the latest one, so little was asked for that it was to
-            see what a batch is like. workers: of its first loader.
+        epochs: the number that have begun. most: different batches of its first epoch, once that is known. places: what
+            was open when it was first iterated over, and first: what it kept then. Anything newer belongs to the
+            process that has it.
+        kept: what it kept when its last epoch ended. is_peek: whether so few batches of the latest epoch were asked for
+            that the script only looked at what a batch is like. workers: those of its first loader.
     """
 
     def __init__(self, number: int, loader: Any) -> None:
@@ -269,18 +271,18 @@ class _Set:
         self.workers = loader.num_workers
 
     def is_of(self, loader: Any) -> bool:
-        """Whether a loader, perhaps a new one, iterates over it: it, or one like it in its place."""
+        """Whether a loader, perhaps a new one, iterates over this data set, or over one like it in its place."""
         if self.holds(loader.dataset):
             return True
         return self._dataset() is None and self._kind == (type(loader.dataset), _length(loader.dataset))
 
     def hold(self, loader: Any) -> None:
-        """A loader begins to iterate over it."""
+        """Note that a loader begins to iterate over it."""
         data = loader.dataset
         try:
             self._dataset = weakref.ref(data)
         except TypeError:
-            # Of classes with slots.
+            # Classes with slots have no weak references.
             self._dataset = lambda: data
         self._collate = loader.collate_fn
         if not self.epochs:
@@ -295,8 +297,8 @@ class _Set:
         return looks.walk({"dataset": self._dataset(), "collate_fn": self._collate})
 
     def opened(self) -> list[list[str]]:
-        """Return what is open or goes on in the process that trains, and was not when its first epoch began: workers
-        that are started now share it, or each have a copy of it."""
+        """Return what is open or running in the process that trains, and was not when its first epoch began: workers
+        that are started now share it, or get a copy each."""
         return [[path, words] for path, words in self.walk().opened_since(self.first).items()]
 
 
@@ -312,10 +314,10 @@ def _length(dataset: Any) -> int | None:
 
 
 class Order:
-    """The choices of a loader's sampler, the same in each launch with the same seed: some of them, each twice.
+    """Some choices of a loader's sampler, each twice, the same in every launch with the same seed.
 
     Args:
-        known: ``None`` if the loader evaluates: its first few then.
+        known: the loader's data set; ``None`` if the loader evaluates, which gives its first few choices.
     """
 
     def __init__(self, deliveries: Noting, loader: Any, known: _Set | None) -> None:
@@ -324,45 +326,45 @@ class Order:
         self._sampler = loader._index_sampler
         self._times = 1 if known is None or known.iterable else TWICE
         samplers = (loader, loader.sampler, getattr(loader.batch_sampler, "sampler", None))
-        own: list[Any] = [getattr(holder, "generator", None) for holder in samplers]
-        self._generators = [generator for generator in own if generator is not None]
+        candidates: list[Any] = [getattr(holder, "generator", None) for holder in samplers]
+        self._generators = [generator for generator in candidates if generator is not None]
         self._drawn: list[Any] = []
         self._number = self._taken = 0
         self._whole = False
-        #: Enough is noted of it, and it goes on.
+        #: Enough of it has been noted, and yet it goes on.
         self._stays = False
 
     def __len__(self) -> int:
         return len(self._sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        known = self._known
-        if known is None:
+        data_set = self._known
+        if data_set is None:
             for indices, _ in zip(self._sampler, range(_EVALUATED)):  # noqa: B905
                 yield indices
             return
         deliveries = self._deliveries
-        deliveries.safely(self._begin, known)
-        # Each epoch has the same order: what differs then has another reason.
+        deliveries.safely(self._begin, data_set)
+        # Every epoch has the same order, so that a difference must have another reason.
         with _Stream(deliveries.plan["seed"], self._generators) as stream:
             choices = iter(self._sampler)
-        began, enough, asked = time.monotonic(), False, 0
+        began, is_enough, yielded = time.monotonic(), False, 0
         while True:
-            enough = enough or self._is_enough(known, time.monotonic() - began)
-            if enough and known.most is None:
-                known.most = len(self._drawn) // self._times
-            if enough and not self._stays and self._may_end(asked):
+            is_enough = is_enough or self._is_enough(data_set, time.monotonic() - began)
+            if is_enough and data_set.most is None:
+                data_set.most = len(self._drawn) // self._times
+            if is_enough and not self._stays and self._may_end(yielded):
                 return
             with stream:
                 indices = next(choices, self)
             if indices is self:
                 self._whole = True
-                if known.most is None:
-                    known.most = len(self._drawn) // self._times
+                if data_set.most is None:
+                    data_set.most = len(self._drawn) // self._times
                 return
-            asked += 1 if enough else self._times
-            if enough:
-                # It goes on, as nothing has been seen of the training yet.
+            yielded += 1 if is_enough else self._times
+            if is_enough:
+                # The epoch goes on, as nothing has been seen of the training yet.
                 yield indices
                 continue
             for _ in range(self._times):
@@ -386,33 +388,33 @@ class Order:
                 deliveries.note("opened", l=known.number, what=opened)
 
     def _may_end(self, asked: int) -> bool:
-        """Whether an epoch of which enough has been noted may end, after so many batches: as in the launch that it is
-        compared with, or as soon as the training has been seen."""
-        totals, known = self._deliveries.plan.get("totals") or [], self._known
-        if self._number or known is None:
+        """Whether an epoch of which enough has been noted may end after this many batches: at the same number as in
+        the launch that it is compared with, or as soon as the training has been seen."""
+        totals, data_set = self._deliveries.plan.get("totals") or [], self._known
+        if self._number or data_set is None:
             return True
-        # The same number as elsewhere, also of a set that is read once, for its means.
-        return asked >= totals[known.number] if known.number < len(totals) else self._deliveries.may_end()
+        # The same number as in that launch, also for a data set that is read only once, to compute its means.
+        return asked >= totals[data_set.number] if data_set.number < len(totals) else self._deliveries.may_end()
 
     def _is_enough(self, known: _Set, seconds: float) -> bool:
         plan, drawn = self._deliveries.plan, len(self._drawn) // self._times
         fewest = _FEWEST[min(self._number, 1)]
         least, most = plan["batches"]
-        # Beside another launch as many are drawn as there, and in all ranks equally many.
+        # Compared with another launch, as many are drawn as there; and all ranks draw equally many.
         timed = not plan.get("totals") and least < most
         slow = timed and drawn >= fewest and seconds > _SLOW * plan["limit_s"]
         if self._number:
             return slow or drawn >= int(plan["second"]) or drawn == known.most
-        # Another epoch would cost as many steps again, before any is measured.
+        # Another epoch would cost as many steps again before any step is measured.
         self._stays = slow and drawn < least and bool(plan.get("goes_on"))
         return bool(drawn >= most or slow or (drawn >= least and seconds > plan["limit_s"]))
 
     def delivered(self, batch: Any) -> None:
-        """A batch has come."""
-        known = self._known
-        if known is None:
+        """Note a batch that has been delivered."""
+        data_set = self._known
+        if data_set is None:
             return
-        known.is_peek &= self._taken + 1 < self._times * _PEEK
+        data_set.is_peek &= self._taken + 1 < self._times * _PEEK
         if self._taken >= len(self._drawn):
             self._taken += 1
             self._stay()
@@ -420,48 +422,48 @@ class Order:
         samples = _names(self._drawn[self._taken])
         self._deliveries.note(
             "batch",
-            l=known.number,
+            l=data_set.number,
             n=self._number,
             k=self._taken,
-            i=None if known.iterable else samples,
+            i=None if data_set.iterable else samples,
             d=_digests(batch, len(samples)),
         )
         self._taken += 1
         self._stay()
 
     def _stay(self) -> None:
-        """Be over with the noting, if that is all that there is to be noted of an epoch that goes on."""
+        """Stop noting, if this epoch goes on and nothing more of it is to be noted."""
         if self._stays and self._taken >= len(self._drawn) and not self._deliveries.is_over:
             self._deliveries.note("done")
             self._deliveries.is_over = True
 
     def ended(self) -> None:
-        """No more batches come."""
-        known = self._known
-        if known is None:
+        """Note that no more batches come."""
+        data_set = self._known
+        if data_set is None:
             return
-        known.kept = known.walk()
-        known.is_peek = False
-        if known.iterable:
+        data_set.kept = data_set.walk()
+        data_set.is_peek = False
+        if data_set.iterable:
             self._whole = self._taken < len(self._drawn)
         self._deliveries.has_cut |= not self._whole
-        facts = {"l": known.number, "n": self._number}
-        self._deliveries.note("end", **facts, batches=self._taken, drawn=len(self._drawn), whole=self._whole)
-        self._deliveries.over(known)
+        epoch = {"l": data_set.number, "n": self._number}
+        self._deliveries.note("end", **epoch, batches=self._taken, drawn=len(self._drawn), whole=self._whole)
+        self._deliveries.over(data_set)
 
 
 class Repeating:
     """Lets loaders of a training deliver their first batches again and again, so that a data set that keeps what it has
-    made is seen as in its later epochs.
+    made behaves as in its later epochs.
 
     Args:
-        count: of different batches. ours: returns whether this process may be the one that trains.
+        count: the number of different batches. ours: returns whether this process may be the one that trains.
     """
 
     def __init__(self, count: int, ours: Callable[[], bool]) -> None:
         self._count = count
         self._ours = ours
-        #: Data sets, each with what is drawn of it.
+        #: Data sets, each with what has been drawn from it.
         self._drawn: list[tuple[Any, list[Any]]] = []
 
     def install(self) -> None:
@@ -471,19 +473,19 @@ class Repeating:
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
         kind: Any = _BaseDataLoaderIter
-        begin = kind.__init__
+        original_init = kind.__init__
 
-        @wraps(begin)
+        @wraps(original_init)
         def init(iterator: Any, loader: Any) -> None:
             if not self._ours() or not torch.is_grad_enabled() or isinstance(loader.dataset, IterableDataset):
-                begin(iterator, loader)
+                original_init(iterator, loader)
                 return
-            drawn = next((d for known, d in self._drawn if known is loader.dataset), None)
+            drawn = next((d for dataset, d in self._drawn if dataset is loader.dataset), None)
             if drawn is None:
                 drawn = []
                 self._drawn.append((loader.dataset, drawn))
             with _having(loader, _sampler_name(loader), _Repeated(loader._index_sampler, drawn, self._count)):
-                begin(iterator, loader)
+                original_init(iterator, loader)
 
         kind.__init__ = init
 
@@ -519,12 +521,12 @@ class _Process:
         self._seed = deliveries.plan["seed"]
         self._count = 0
         self._before: tuple[looks.Kept, dict[int, tuple[str, Any]]] | None = None
-        # Workers are there before the epoch begins.
+        # Workers exist before the epoch begins.
         epoch = known.epochs - 1 if worker is None else known.epochs
         deliveries.note("fetch", **self._who, n=epoch, states=_states())
 
     def begin(self, indices: Any) -> _Begun:
-        """Let random numbers depend on the samples of a batch alone while it is made."""
+        """Make random numbers depend on the samples of a batch alone while it is made."""
         self._count += 1
         if self._count in _LOOKS:
             self._before = self._known.walk(), looks.open_places()
@@ -534,7 +536,7 @@ class _Process:
         return _Begun(names, outside, _states(), time.perf_counter())
 
     def end(self, begun: _Begun) -> None:
-        """It has been made, or has failed: others' random numbers go on as before."""
+        """Note that it has been made, or has failed; the process's own random numbers go on as before."""
         seconds = time.perf_counter() - begun.at
         used = [name for name, state in _states().items() if begun.states.get(name) != state]
         begun.outside.restore()
@@ -549,10 +551,10 @@ class _Process:
         return _names(indices)
 
     def _look(self, before: looks.Kept, places: dict[int, tuple[str, Any]]) -> None:
-        state, known = self._known.walk(), self._known
-        # What a process has opened or made for itself is nobody else's.
-        moved = {path: w for path, w in state.moved_since(before).items() if path in known.first.movers}
-        shared = {fd: at for fd, at in places.items() if fd in known.places and known.places[fd][0] == at[0]}
+        state, data_set = self._known.walk(), self._known
+        # What a process has opened or made for itself, it shares with no other.
+        moved = {path: w for path, w in state.moved_since(before).items() if path in data_set.first.movers}
+        shared = {fd: at for fd, at in places.items() if fd in data_set.places and data_set.places[fd][0] == at[0]}
         files = looks.moved_places(shared, looks.open_places())
         what = [[path, words] for path, words in moved.items()]
         what += [["", words] for words in files if words not in moved.values()]
@@ -564,16 +566,16 @@ class _Process:
         grown = state.grown_since(before)
         if grown:
             self._deliveries.note("grown", **self._who, what=grown)
-        # A file that no sample has been read from so far, another may be.
+        # Even if no sample has been read from a file so far, a later one may be.
         held = {**state.stores, **state.open_files()}
-        known_before = {**known.first.stores, **known.first.open_files()}
-        what = [[path, words] for path, words in held.items() if path in known_before and path not in moved]
+        held_at_first = {**data_set.first.stores, **data_set.first.open_files()}
+        what = [[path, words] for path, words in held.items() if path in held_at_first and path not in moved]
         if what:
             self._deliveries.note("stores", **self._who, what=what)
 
 
 class _Begun(NamedTuple):
-    """A batch that is being made: its samples, others' random numbers, those it begins with, and when it began."""
+    """A batch being made: its samples, the process's own random state, the states it starts with, and its start."""
 
     names: list[Any]
     outside: _RandomState
@@ -582,10 +584,10 @@ class _Begun(NamedTuple):
 
 
 class _RandomState:
-    """The state of the global generators of random numbers of this process, which can be put back.
+    """The state of the global random number generators of this process, which can be restored.
 
     Args:
-        generators: PyTorch's, that are none of these, and have their state put back as well.
+        generators: other generators of PyTorch, whose states are restored as well.
     """
 
     def __init__(self, generators: Sequence[Any] = ()) -> None:
@@ -602,7 +604,7 @@ class _RandomState:
 
         for generator, _ in self._generators:
             generator.manual_seed(number)
-        # What is made from `torch.initial_seed`, which comes first in it, is to differ from worker to worker as ever.
+        # Keep `torch.initial_seed`, the first 8 bytes: what is derived from it is to differ between workers as ever.
         state = torch.Generator().manual_seed(number).get_state()
         state[:8] = self._torch[:8]
         torch.default_generator.set_state(state)
@@ -622,7 +624,7 @@ class _RandomState:
 
 
 class _Stream:
-    """Random numbers of a sampler, which begin with a seed and go on from one choice to the next."""
+    """The random numbers of a sampler, which start from a seed and continue from one choice to the next."""
 
     def __init__(self, seed: int, generators: list[Any]) -> None:
         self._seed = seed
@@ -647,14 +649,14 @@ def _states() -> dict[str, str]:
     """Return digests of the states of the global generators of this process."""
     import torch
 
-    # Seed and state of the Mersenne Twister; what follows in PyTorch's is partly undefined.
+    # Seed and state of the Mersenne Twister; the rest of PyTorch's state is partly undefined.
     engine = torch.default_generator.get_state()[:_ENGINE]
-    found = {"torch": _digest(_memory(engine)), "random": _digest(repr(random.getstate()))}
+    digests = {"torch": _digest(_memory(engine)), "random": _digest(repr(random.getstate()))}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         state = numpy.random.get_state()
-        found["numpy"] = _digest(state[1].tobytes() + repr(state[2:]).encode())
-    return found
+        digests["numpy"] = _digest(state[1].tobytes() + repr(state[2:]).encode())
+    return digests
 
 
 def _number(seed: int, names: list[Any]) -> int:
@@ -662,7 +664,7 @@ def _number(seed: int, names: list[Any]) -> int:
 
 
 def _names(indices: Any) -> list[Any]:
-    """Return what a sampler has chosen for a batch: numbers as they are, of others a digest."""
+    """Return what a sampler has chosen for a batch: numbers as they are, digests of anything else."""
     if hasattr(indices, "tolist"):
         indices = indices.tolist()
     chosen = list(indices) if isinstance(indices, (list, tuple)) else [indices]
@@ -670,10 +672,10 @@ def _names(indices: Any) -> list[Any]:
 
 
 def _digests(batch: Any, samples: int) -> dict[str, Any]:
-    """Return digests of a batch: by the place of each part, one for each sample where it has as many rows, or one."""
-    found: dict[str, Any] = {}
-    _add(batch, "", samples, found, 0)
-    return found
+    """Return digests of a batch by the path of each part: one per sample if the part has as many rows, else one."""
+    digests: dict[str, Any] = {}
+    _add(batch, "", samples, digests, 0)
+    return digests
 
 
 def _add(part: Any, path: str, samples: int, found: dict[str, Any], depth: int) -> None:
@@ -708,11 +710,11 @@ def _of_tensor(tensor: Any, samples: int) -> Any:
 
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return _digest(repr(tensor))
-    here = tensor.detach().cpu().contiguous()
+    values = tensor.detach().cpu().contiguous()
     kind = f"{tensor.dtype}{tuple(tensor.shape[1:])}".encode()
-    if tensor.dim() and tensor.shape[0] == samples and 0 < samples <= _ROWS and here.numel():
-        return [_digest(kind, _memory(row)) for row in here]
-    return _digest(f"{tensor.dtype}{tuple(tensor.shape)}".encode(), _memory(here))
+    if tensor.dim() and tensor.shape[0] == samples and 0 < samples <= _ROWS and values.numel():
+        return [_digest(kind, _memory(row)) for row in values]
+    return _digest(f"{tensor.dtype}{tuple(tensor.shape)}".encode(), _memory(values))
 
 
 def _of_thing(thing: Any) -> str:
@@ -721,11 +723,11 @@ def _of_thing(thing: Any) -> str:
     if isinstance(thing, torch.Tensor):
         return str(_of_tensor(thing, 0))
     if isinstance(thing, (list, tuple, dict)):
-        inside: dict[str, Any] = {}
-        _add(thing, "", 0, inside, 1)
-        if _UNSEEN in inside.values():
+        digests: dict[str, Any] = {}
+        _add(thing, "", 0, digests, 1)
+        if _UNSEEN in digests.values():
             return _UNSEEN
-        return _digest(json.dumps(inside, default=str))
+        return _digest(json.dumps(digests, default=str))
     if hasattr(thing, "tobytes"):
         # Arrays and images.
         return _digest(str(getattr(thing, "dtype", getattr(thing, "mode", ""))).encode(), thing.tobytes())
@@ -743,10 +745,10 @@ def _memory(tensor: Any) -> Any:
 
 
 def _digest(*parts: Any) -> str:
-    found = hashlib.blake2b(digest_size=_DIGEST)
+    digest = hashlib.blake2b(digest_size=_DIGEST)
     for part in parts:
-        found.update(part.encode() if isinstance(part, str) else part)
-    return found.hexdigest()
+        digest.update(part.encode() if isinstance(part, str) else part)
+    return digest.hexdigest()
 
 
 def _sampler_name(loader: Any) -> str:
@@ -755,7 +757,7 @@ def _sampler_name(loader: Any) -> str:
 
 @contextlib.contextmanager
 def _having(loader: Any, name: str, value: Any) -> Iterator[None]:
-    """Let a loader have another attribute for some time. It forbids to set some of them once it is made."""
+    """Give a loader another attribute for a while, around its ban on setting some of them once it is made."""
     held, before = loader.__dict__, loader.__dict__[name]
     held[name] = value
     try:

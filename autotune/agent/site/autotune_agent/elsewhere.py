@@ -1,5 +1,5 @@
-"""Processes where the agent does not act: those that the script has forked, or started by `multiprocessing`. That they
-train is told, and they leave the workers of loaders alone that are not theirs."""
+"""Processes where the agent does not act: those that the script has forked, or started by `multiprocessing`. If they
+train, that is reported; and they are kept from touching workers of loaders that are not theirs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from autotune_agent.setting import safely, say
 
 
 class Elsewhere:
-    """Tells once in a process that it trains, although the agent is not for it.
+    """Reports once that this process trains, although the agent does not act in it.
 
     Args:
-        plan: as of the `Agent`. If the training is watched, an event says so, and otherwise a line on stderr.
-        how: such processes come about: ``forked`` or ``spawned``.
+        plan: that of the `Agent`. If the training is watched, an event reports it, and otherwise a line on stderr.
+        how: how the process was started: ``forked`` or ``spawned``.
     """
 
     def __init__(self, plan: dict[str, Any], how: str) -> None:
@@ -32,7 +32,7 @@ class Elsewhere:
         self._told = False
 
     def install(self) -> None:
-        """Tell when an optimizer is about to take a step. ``import torch`` has just ended."""
+        """Report when an optimizer is about to take a step. Called when ``import torch`` has just ended."""
         import torch
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -43,7 +43,7 @@ class Elsewhere:
         register_optimizer_step_pre_hook(step)
 
     def tell(self) -> None:
-        """Tell that this process trains, if that has not been told yet."""
+        """Report that this process trains, unless that has been done."""
         if self._told:
             return
         self._told = True
@@ -60,18 +60,18 @@ class Elsewhere:
 
 
 def spare_workers() -> None:
-    """Let a process that the script forks leave alone the workers of loaders that are its parent's.
+    """Keep processes that the script forks from touching the workers of their parent's loaders.
 
     A script without workers may fork in the middle of an epoch, to save in the background, say. With workers, the child
-    would end those of its parent as it ends, whether by PyTorch's iterators or by `multiprocessing`, and take batches
-    from its parent.
+    would end those of its parent when it exits, through PyTorch's iterators or `multiprocessing`, and take batches from
+    its parent.
     """
     from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
     end, reset, take = (
         getattr(_MultiProcessingDataLoaderIter, name) for name in ("_shutdown_workers", "_reset", "_next_data")
     )
-    # Iterators may be collected when modules have been emptied already.
+    # Bound now: iterators may be collected when modules have already been emptied.
     this = os.getpid
 
     def is_parents(iterator: Any) -> bool:
@@ -86,7 +86,7 @@ def spare_workers() -> None:
     def begin_again(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_parents(iterator):
             return reset(iterator, loader, *args, **kwargs)
-        # Workers that persist; `DataLoader.__iter__` returns what is here then.
+        # For persistent workers; `DataLoader.__iter__` then returns this iterator.
         loader._iterator = loader._get_iterator()
         return None
 
@@ -99,19 +99,23 @@ def spare_workers() -> None:
             )
         return take(iterator)
 
-    for name, ours in (("_shutdown_workers", shutdown_workers), ("_reset", begin_again), ("_next_data", next_data)):
-        setattr(_MultiProcessingDataLoaderIter, name, ours)
+    for name, replacement in (
+        ("_shutdown_workers", shutdown_workers),
+        ("_reset", begin_again),
+        ("_next_data", next_data),
+    ):
+        setattr(_MultiProcessingDataLoaderIter, name, replacement)
 
     def forget() -> None:
-        # As `multiprocessing` does in children that it forks itself.
-        known: set[Any] = getattr(multiprocessing.process, "_children")  # noqa: B009
-        known.difference_update([child for child in known if child._parent_pid != this()])
+        # This is what `multiprocessing` does in children that it forks itself.
+        children: set[Any] = getattr(multiprocessing.process, "_children")  # noqa: B009
+        children.difference_update([child for child in children if child._parent_pid != this()])
 
     os.register_at_fork(after_in_child=forget)
 
 
 def _is_first_rank() -> bool:
-    """Return whether this is the only process that trains, or the first of several, as far as they have told torch."""
+    """Return whether this is the only process that trains, or the first of several, as far as torch knows."""
     from torch import distributed
 
     return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0

@@ -1,4 +1,4 @@
-"""Facts about loaders, batches, exceptions and the machine, as an event tells them."""
+"""Facts about loaders, batches, exceptions and the machine, as events report them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from types import FrameType
 from typing import Any
 
-#: Links of a chain of exceptions that are told.
+#: The most links of a chain of exceptions to report.
 _LINKS = 10
-#: The innermost frames of each that are told.
+#: How many of the innermost frames of each to report.
 _FRAMES = 30
 
 
@@ -18,13 +18,13 @@ def machine(device: str, index: int | None = None) -> dict[str, Any]:
     """Return facts about the script's PyTorch and the device that it trains on.
 
     Args:
-        index: of its card; ``None`` for the current one.
+        index: the index of the card; ``None`` for the current one.
     """
     import platform
 
     import torch
 
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "python": platform.python_version(),
         "ranks": torch.distributed.get_world_size() if _is_distributed() else 1,
         "start_method": start_method(),
@@ -32,7 +32,7 @@ def machine(device: str, index: int | None = None) -> dict[str, Any]:
     }
     if device == "cuda":
         card = torch.cuda.get_device_properties(torch.cuda.current_device() if index is None else index)
-        found.update(
+        facts.update(
             name=card.name,
             memory=card.total_memory,
             capability=[card.major, card.minor],
@@ -41,20 +41,20 @@ def machine(device: str, index: int | None = None) -> dict[str, Any]:
             cudnn=str(torch.backends.cudnn.version()),
             bf16=torch.cuda.is_bf16_supported(including_emulation=False),
         )
-    return found
+    return facts
 
 
 def start_method() -> str:
     """Return how workers are started: ``fork``, ``forkserver`` or ``spawn``."""
     import multiprocessing
 
-    # To ask without `allow_none` would fix it.
+    # Without `allow_none`, the call would fix the start method.
     return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
 
 
 def would_run_again() -> bool:
-    """Return whether workers that are not forked would run the script from its beginning: its first file does not ask
-    whether it is ``__main__``."""
+    """Return whether workers that are not forked would run the script from its beginning, because its first file does
+    not check whether it is ``__main__``."""
     if start_method() == "fork":
         return False
     frame: FrameType | None = sys._getframe()
@@ -79,17 +79,17 @@ def is_capturing() -> bool:
 
 
 def batch_size(loader: Any) -> int | None:
-    """Return the samples in a batch of a loader; ``None`` if that is not known."""
-    own = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
-    return own if isinstance(own, int) else None
+    """Return the number of samples in a batch of a loader; ``None`` if it is not known."""
+    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    return size if isinstance(size, int) else None
 
 
 def length(loader: Any) -> int | None:
-    """Return the batches in an epoch of a loader; ``None`` if that is not known."""
+    """Return the number of batches in an epoch of a loader; ``None`` if it is not known."""
     from torch.utils.data import IterableDataset
 
     if isinstance(loader.dataset, IterableDataset):
-        # PyTorch remembers that it was asked, and warns.
+        # PyTorch remembers the length that it reported, and warns about it later.
         return None
     try:
         return len(loader)
@@ -122,27 +122,27 @@ def _parts(batch: Any) -> Iterable[Any]:
 
 
 def chain(error: BaseException | None) -> list[list[Any]]:
-    """Return an exception with what caused it, the last one first."""
-    found: list[list[Any]] = []
-    while error is not None and len(found) < _LINKS:
+    """Return an exception and its causes, the last one raised first."""
+    links: list[list[Any]] = []
+    while error is not None and len(links) < _LINKS:
         kind = type(error)
         facts = {**{name: getattr(error, name, None) for name in ("errno", "filename")}, "layer": _layer(error)}
-        told: dict[str, Any] = {name: value for name, value in facts.items() if isinstance(value, (int, str))}
-        told["frames"] = [[f.filename, f.lineno or 0] for f in traceback.extract_tb(error.__traceback__)[-_FRAMES:]]
-        found.append([_name(kind), [_name(base) for base in kind.__mro__[1:-2]], _words(error), told])
+        details: dict[str, Any] = {name: value for name, value in facts.items() if isinstance(value, (int, str))}
+        details["frames"] = [[f.filename, f.lineno or 0] for f in traceback.extract_tb(error.__traceback__)[-_FRAMES:]]
+        links.append([_name(kind), [_name(base) for base in kind.__mro__[1:-2]], _words(error), details])
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return found
+    return links
 
 
 def _layer(error: BaseException) -> str | None:
-    """Return the class of the innermost module that an exception passed; ``None`` if it passed none."""
+    """Return the class of the innermost module that an exception passed through; ``None`` if there is none."""
     module = getattr(sys.modules.get("torch.nn"), "Module", ())
-    held = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return next((type(one).__name__ for one in reversed(held) if isinstance(one, module)), None)
+    owners = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return next((type(owner).__name__ for owner in reversed(owners) if isinstance(owner, module)), None)
 
 
 def _words(error: BaseException) -> str:
-    """Return an exception's message, whatever its class makes of it."""
+    """Return an exception's message, even if its class fails to give one."""
     try:
         return str(error)[:2000]
     except Exception as broken:

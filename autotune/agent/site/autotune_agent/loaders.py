@@ -19,15 +19,15 @@ from autotune_agent.deliveries import Noting
 from autotune_agent.facts import batch_size, bytes_in, samples_in, would_run_again
 from autotune_agent.setting import Setting, safely, say
 
-# Loaders that are being iterated over: which of them do it in a way of their own.
+# Loaders that are being iterated over, and which of them iterate in a way of their own.
 
-#: Of those for which `DataLoader.__iter__`, or the agent itself, is about to make an iterator.
+#: The ids of loaders for which `DataLoader.__iter__`, or the agent itself, is about to make an iterator.
 _begun: set[int] = set()
 
 
 @contextmanager
 def beginning(loader: Any) -> Iterator[None]:
-    """Within it, an iterator of a loader is no epoch of a script's own making."""
+    """Within this context, a new iterator of a loader is not one that the loader makes in its own way."""
     if id(loader) in _begun:
         yield
         return
@@ -39,23 +39,23 @@ def beginning(loader: Any) -> Iterator[None]:
 
 
 def iterates_itself(loader: Any) -> bool:
-    """Return whether a loader makes an iterator without `DataLoader.__iter__`, as some do that keep one for ever."""
+    """Return whether a loader makes an iterator without `DataLoader.__iter__`, as some do that keep one forever."""
     from torch.utils.data import DataLoader
 
     return id(loader) not in _begun and type(loader).__iter__ is not DataLoader.__iter__
 
 
-# Lets an epoch of a loader go on with other workers. What the script iterates over stays the same object.
+# Continues an epoch of a loader with other workers. What the script iterates over stays the same object.
 
-#: Marks an iterator that others deliver for, and holds their `Relay`.
+#: Marks an iterator for which others deliver, and holds their `Relay`.
 _RELAY = "_autotune_relay"
 _NUMBERS = itertools.count(1)
-#: PyTorch's advice on the number of workers is none to the script where that number is ours.
+#: PyTorch's advice on the number of workers is of no use to a script where we have chosen that number.
 UNADVISED: dict[str, Any] = {"check_worker_number_rationality": lambda: None}
 
 
 class Indices:
-    """The samplers' choices of an epoch that no iterator has been given yet."""
+    """The sampler's choices of an epoch that no iterator has been given yet."""
 
     def __init__(self, left: Iterator[Any]) -> None:
         self._left = left
@@ -68,16 +68,16 @@ class Indices:
         return self
 
     def put_back(self, indices: deque[Any]) -> None:
-        """Let these be the next ones."""
+        """Make these the next ones."""
         self._back.extendleft(reversed(indices))
 
 
 class Share:
-    """What one iterator is given of them.
+    """The part of the `Indices` that one iterator is given.
 
     Attributes:
         pending: what it was given and has not delivered, in order.
-        over: it is given no more.
+        over: whether it is given no more.
     """
 
     def __init__(self, indices: Indices) -> None:
@@ -88,66 +88,66 @@ class Share:
     def __next__(self) -> Any:
         if self.over:
             raise StopIteration
-        found = next(self._indices)
-        self.pending.append(found)
-        return found
+        choice = next(self._indices)
+        self.pending.append(choice)
+        return choice
 
     def __iter__(self) -> Share:
         return self
 
 
 class Relay:
-    """The iterators that deliver an epoch's batches, one after the other: each until it has delivered what it was
-    given. Samples come in the sampler's order, each as often as without us.
+    """The iterators that deliver an epoch's batches, one after the other, each until it has delivered all it was given.
+    Samples come in the sampler's order, each as often as without us.
 
-    The first is the script's own, which it asks for batches, and which is not referred to here: it ends with the
-    script's loop.
+    The first is the script's own, which the script asks for batches. It is not referenced here, so that it ends with
+    the script's loop.
     """
 
     def __init__(self, indices: Indices, share: Share | None, *, tried: bool) -> None:
         self._indices = indices
-        #: Who delivers now, and who follows: the iterator (none for the script's own), what it is given (none if it
+        #: What delivers now, and what follows: the iterator (``None`` for the script's own), its share (``None`` if it
         #: began without us), and whether others take over if it fails.
         self._runners: deque[tuple[Any, Share | None, bool]] = deque([(None, share, tried)])
 
     @property
     def is_stranded(self) -> bool:
-        """Whether nobody delivers."""
+        """Whether no iterator is left to deliver."""
         return not self._runners
 
     def hand_over(self, front: Any, loader: Any, *, tried: bool) -> None:
-        """Let a new iterator, made of a loader as it is now, deliver what nobody has been given yet.
+        """Let a new iterator of the loader, with its present arguments, deliver what no iterator has been given yet.
 
         Args:
-            front: the script's own.
+            front: the script's own iterator.
 
         Raises:
-            Exception: it could not be made, and those before it go on.
+            Exception: the new one could not be made, and those before it go on.
         """
         share = Share(self._indices)
         try:
-            made = _made(loader, share)
+            iterator = _made(loader, share)
         except BaseException:
             self._indices.put_back(share.pending)
             raise
         if tried:
-            _be_quiet(made)
+            _be_quiet(iterator)
         if self._runners:
-            before = self._runners[-1][1]
-            if before is None:
+            last_share = self._runners[-1][1]
+            if last_share is None:
                 front._sampler_iter = iter(())
             else:
-                before.over = True
-        self._runners.append((made, share, tried))
+                last_share.over = True
+        self._runners.append((iterator, share, tried))
 
     def fail(self, front: Any) -> None:
-        """Take everything away from those who have not delivered it: the first of them has failed."""
+        """Take back everything that has not been delivered, as the first iterator has failed."""
         for runner, share, _ in reversed(self._runners):
             if share is not None:
                 share.over = True
                 self._indices.put_back(share.pending)
             with contextlib.suppress(Exception):
-                # Those with workers.
+                # Only those with workers have this method.
                 (front if runner is None else runner)._shutdown_workers()
         self._runners.clear()
 
@@ -155,7 +155,7 @@ class Relay:
         """Return the next batch.
 
         Args:
-            take: returns an iterator's next. recover: called when one that was tried has failed; hands over to another.
+            take: returns an iterator's next batch. recover: called when one on trial has failed; hands over to another.
         """
         while True:
             runner, share, tried = self._runners[0]
@@ -179,20 +179,20 @@ class Relay:
 
 
 def relay_of(iterator: Any) -> Relay | None:
-    """Return who delivers for an iterator; ``None`` if it does so itself."""
-    found: Relay | None = iterator.__dict__.get(_RELAY)
-    return found
+    """Return the relay that delivers for an iterator; ``None`` if it delivers itself."""
+    relay: Relay | None = iterator.__dict__.get(_RELAY)
+    return relay
 
 
 def join(iterator: Any) -> Relay:
-    """Let others deliver for an iterator later, from what its loader's sampler has not told yet."""
+    """Let others deliver for an iterator later, from what its loader's sampler has not yielded yet."""
     relay = Relay(Indices(iterator._sampler_iter), None, tried=False)
     setattr(iterator, _RELAY, relay)
     return relay
 
 
 def begin(loader: Any, theirs: Callable[[Any], Any]) -> Any:
-    """Begin an epoch with an iterator whose batches others deliver if it fails; return it.
+    """Begin an epoch with an iterator for which others take over if it fails; return it.
 
     Args:
         theirs: returns the iterator of a loader.
@@ -203,17 +203,17 @@ def begin(loader: Any, theirs: Callable[[Any], Any]) -> Any:
     with replaced(loader, **{_sampler_name(loader): share}):
         iterator = theirs(loader)
     _be_quiet(iterator)
-    # It tells the length.
+    # The length of the iterator is that of its sampler.
     iterator._index_sampler = sampler
     setattr(iterator, _RELAY, Relay(indices, share, tried=True))
     return iterator
 
 
 def _made(loader: Any, share: Share) -> Any:
-    """Return an iterator of a loader over given indices, which takes no random number that the script would get."""
+    """Return an iterator of a loader over a share, without taking random numbers that the script would get."""
     import torch
 
-    # Workers of another iterator are to draw other numbers.
+    # The workers of each iterator are to draw different numbers.
     seed = (torch.initial_seed() + next(_NUMBERS)) % 2**63
     generator = torch.Generator().manual_seed(seed)
     with replaced(loader, generator=generator, **UNADVISED, **{_sampler_name(loader): share}), beginning(loader):
@@ -221,9 +221,9 @@ def _made(loader: Any, share: Share) -> Any:
 
 
 def _be_quiet(iterator: Any) -> None:
-    """Let the death of a worker be told by the iterator when it is asked for a batch, where others can take over.
+    """Let an iterator report the death of a worker when it is asked for a batch, where others can take over.
 
-    PyTorch would raise it from a signal handler, wherever the script is just then.
+    PyTorch would raise it from a signal handler, wherever the script is at that moment.
     """
     from torch.utils.data import _utils
 
@@ -239,7 +239,7 @@ def _sampler_name(loader: Any) -> str:
 
 @contextlib.contextmanager
 def replaced(loader: Any, **attributes: Any) -> Iterator[None]:
-    """Let a loader have other attributes for some time. It forbids to set some of them once it is made."""
+    """Give a loader other attributes for a while, around its ban on setting some of them once it is made."""
     held = loader.__dict__
     before = {name: held[name] for name in attributes if name in held}
     held.update(attributes)
@@ -251,19 +251,19 @@ def replaced(loader: Any, **attributes: Any) -> Iterator[None]:
         held.update(before)
 
 
-# The door of the loaders: `DataLoader.__iter__`, before a loader's first epoch, or `DataLoader._get_iterator` of one
-# that has a way of its own to iterate.
+# The door of the loaders: `DataLoader.__iter__` before a loader's first epoch, or `DataLoader._get_iterator` of one
+# that iterates in its own way.
 
-#: PyTorch's own, where there are workers.
+#: PyTorch's default for loaders with workers.
 _PREFETCH = 2
 _NO_MORE = object()
-#: Marks what a script iterates over, and holds its loader, until there are no more batches.
+#: Marks an iterator of the script, and holds its loader, until there are no more batches.
 _LOADER = "_autotune_loader"
-#: The part of /dev/shm that batches which are made in advance may fill.
+#: The part of /dev/shm that batches made in advance may fill.
 _SHM_PART = 0.25
-#: Where nothing was compared, a look at a data set may take as many times as long: seconds, once.
+#: Where nothing was compared, looking at a data set may take this many times as long: seconds, once.
 _THOROUGH = 20
-#: What is set of a loader.
+#: The arguments of a loader that are set.
 _ARGUMENTS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
 
 
@@ -271,15 +271,16 @@ class LoaderDoor:
     """Sets arguments of loaders: ``num_workers``, ``prefetch_factor``, ``pin_memory``, ``persistent_workers``; compares
     ``batch_size``.
 
-    They are set when a loader is first iterated over, not when it is made: then it is known whether it is for training.
-    One that is iterated over without gradients evaluates, and stays as it is.
+    They are set when a loader is first iterated over, not when it is made: only then is it known whether it is for
+    training. One that is iterated over without gradients evaluates, and stays as it is.
 
     Args:
         ours: returns whether this process may be the one that trains.
-        compared: what they deliver under these settings has been compared with what the script's own deliver. Otherwise
-            workers are refused to data sets that hold what copies may not share.
-        rescue: loaders will be switched to other arguments later, in the middle of an epoch; told of an error under
-            such arguments, returns what puts the script's own in force again, or ``None`` if they are already.
+        compared: whether what loaders deliver under these settings has been compared with what the script's own
+            deliver. If not, data sets that hold something that copies may not share are refused workers.
+        rescue: if given, loaders will be switched to other arguments later, in the middle of an epoch. Called with an
+            error under such arguments, it returns a function that restores the script's own, or ``None`` if they are in
+            force already.
     """
 
     def __init__(
@@ -294,13 +295,13 @@ class LoaderDoor:
         self._ours = ours
         self._compared = compared
         self._rescue = rescue
-        #: What the data sets kept whose workers persist because of us, when these were started.
+        #: For loaders whose workers persist because of us: what the data sets kept when the workers were started.
         self._kept: weakref.WeakKeyDictionary[Any, looks.Kept] = weakref.WeakKeyDictionary()
-        #: What each loader for training has by itself.
+        #: The script's own arguments of each loader for training.
         self._own: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
-        #: That which was iterated over last.
+        #: The loader that was iterated over last.
         self._latest: weakref.ref[Any] | None = None
-        #: Of each of them, what the script iterates over now, and bytes in its first batch.
+        #: For each loader, what the script iterates over now, and the bytes in its first batch.
         self._fronts: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
         self._bytes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
@@ -309,10 +310,10 @@ class LoaderDoor:
         import torch
         from torch.utils.data import DataLoader
 
-        theirs = DataLoader.__iter__
+        original = DataLoader.__iter__
 
         def is_for_training(loader: Any) -> bool:
-            # Some classes have loaders that cannot be told apart.
+            # Loaders of some classes are not hashable, and cannot be told apart.
             return torch.is_grad_enabled() and self._ours() and type(loader).__hash__ is not None
 
         def iterate(loader: Any) -> Any:
@@ -321,13 +322,13 @@ class LoaderDoor:
 
         def iterator_of(loader: Any) -> Any:
             if not is_for_training(loader):
-                return theirs(loader)
+                return original(loader)
             if not safely(self._see, loader):
-                iterator = theirs(loader)
+                iterator = original(loader)
             else:
                 with replaced(loader, **UNADVISED):
                     # If it may be switched back, others deliver for one that fails.
-                    iterator = theirs(loader) if self._rescue is None else begin(loader, theirs)
+                    iterator = original(loader) if self._rescue is None else begin(loader, original)
             if self._rescue is not None:
                 self._note(loader, iterator)
             return iterator
@@ -337,19 +338,19 @@ class LoaderDoor:
             # A loader that iterates in its own way is not switched.
             self._install_relays()
             return
-        get = DataLoader._get_iterator
+        original_get = DataLoader._get_iterator
 
         def get_iterator(loader: Any) -> Any:
             if iterates_itself(loader) and is_for_training(loader) and safely(self._see, loader):
                 with replaced(loader, **UNADVISED):
-                    return get(loader)
-            return get(loader)
+                    return original_get(loader)
+            return original_get(loader)
 
         DataLoader._get_iterator = get_iterator  # type: ignore[method-assign, assignment]
 
     def _see(self, loader: Any) -> bool:
-        """Set what is to be set of a loader that begins an epoch; return whether it has other arguments then than by
-        itself."""
+        """Set what is to be set for a loader that begins an epoch; return whether its arguments then differ from the
+        script's own."""
         if loader not in self._own:
             self._own[loader] = {name: getattr(loader, name) for name in _ARGUMENTS}
             self._set(loader)
@@ -361,7 +362,7 @@ class LoaderDoor:
         return self._is_tried(loader)
 
     def _renew(self, loader: Any) -> None:
-        """End workers that persist only because of us, if the script has changed something of their data set since they
+        """End workers that persist only because of us, if the script has changed something in their data set since they
         were started: they would not see it."""
         now = _walk(loader)
         before = self._kept.get(loader)
@@ -372,13 +373,13 @@ class LoaderDoor:
             say(
                 f"workers are started anew in each epoch: the script has changed {changed[0]}, which they would not see"
             )
-            # Once is enough to know.
+            # One change is enough to stop persisting.
             loader.__dict__["persistent_workers"] = False
         self._kept[loader] = now
 
     def _set_back(self, loader: Any) -> None:
-        """Let a loader have the script's own workers again, if something that new workers would share has been opened
-        since its first epoch, such as by an evaluation of the same files."""
+        """Give a loader the script's own workers again, if something that new workers would share has been opened since
+        its first epoch, such as by an evaluation of the same files."""
         now = _walk(loader)
         before = self._kept.setdefault(loader, now)
         opened = {p: w for p, w in now.opened_since(before).items() if w.startswith(("the open", "an open"))}
@@ -388,22 +389,22 @@ class LoaderDoor:
             say(f"workers are the script's own again: they would share {words} ({path}), which was opened meanwhile")
 
     def _install_relays(self) -> None:
-        """Let others deliver for the iterators that a script has."""
+        """Let relays deliver for the iterators that a script has."""
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-        theirs = _BaseDataLoaderIter.__next__
+        original = _BaseDataLoaderIter.__next__
 
-        @wraps(theirs)
+        @wraps(original)
         def next_batch(iterator: Any) -> Any:
             loader = iterator.__dict__.get(_LOADER)
             if loader is None or not self._ours():
-                return theirs(iterator)
+                return original(iterator)
             relay = relay_of(iterator)
             try:
                 if relay is None:
-                    batch = theirs(iterator)
+                    batch = original(iterator)
                 else:
-                    batch = relay.next(iterator, theirs, partial(self._recover, iterator))
+                    batch = relay.next(iterator, original, partial(self._recover, iterator))
             except StopIteration:
                 iterator.__dict__.pop(_LOADER)
                 raise
@@ -414,7 +415,7 @@ class LoaderDoor:
         _BaseDataLoaderIter.__next__ = next_batch  # type: ignore[method-assign, assignment]
 
     def _note(self, loader: Any, iterator: Any) -> None:
-        # Iterators of others' loaders may have no place for it.
+        # Iterators of other libraries' loaders may have no place for it.
         if type(iterator).__module__ == "torch.utils.data.dataloader":
             iterator.__dict__[_LOADER] = loader
             self._fronts[loader] = weakref.ref(iterator)
@@ -425,29 +426,31 @@ class LoaderDoor:
 
     def _set(self, loader: Any) -> None:
         wanted: dict[str, Any] = {}
-        looked = any("batch_size" not in setting.arguments for setting in self._settings)
-        state = _walk(loader, times=1 if self._compared else _THOROUGH) if looked else looks.Kept()
+        needs_look = any("batch_size" not in setting.arguments for setting in self._settings)
+        state = _walk(loader, times=1 if self._compared else _THOROUGH) if needs_look else looks.Kept()
 
         def want(setting: Setting) -> str | None:
             if "batch_size" in setting.arguments:
                 return _compare(loader, setting)
             if setting.ask:
-                # Other arguments are asked for as if there were workers. What the data set holds is looked at later.
+                # The question is answered as if there were workers. What the data set holds is looked at later.
                 return _why_not(loader, {"num_workers": max(1, loader.num_workers), **setting.arguments}, state)
-            told = {**wanted, **setting.arguments}
+            arguments = {**wanted, **setting.arguments}
             held = (
-                None if self._compared or told.get("num_workers") in (None, 0, loader.num_workers) else state.is_held()
+                None
+                if self._compared or arguments.get("num_workers") in (None, 0, loader.num_workers)
+                else state.is_held()
             )
-            reason = held or _why_not(loader, told, state)
+            reason = held or _why_not(loader, arguments, state)
             if reason is None:
                 wanted.update(setting.arguments)
             return reason
 
-        # The number of workers comes first in a configuration, and others depend on it.
+        # The number of workers comes first in a configuration, and other settings depend on it.
         for setting in self._settings:
             setting.try_to(partial(want, setting))
         if wanted:
-            # The loader forbids to set some of them once it is made, because most loaders have an iterator then.
+            # A loader forbids setting some of them once it is made, because most loaders have an iterator then.
             loader.__dict__.update(_completed(loader, wanted))
 
     def switch(self, told: dict[str, Any]) -> None:
@@ -455,14 +458,14 @@ class LoaderDoor:
         delivered, and the next ones are made under other arguments.
 
         Args:
-            told: what is to be in force; nothing if that is as the script has it.
+            told: the arguments to be in force; empty for the script's own.
 
         Raises:
-            RuntimeError: a loader cannot have it.
+            RuntimeError: a loader cannot have them.
         """
         for loader in list(self._own):
-            own = self._own[loader]
-            wanted = {**own, **_completed(loader, told)} if told else own
+            original = self._own[loader]
+            wanted = {**original, **_completed(loader, told)} if told else original
             before = {name: getattr(loader, name) for name in _ARGUMENTS}
             if wanted == before:
                 self._deliver(loader)
@@ -482,11 +485,12 @@ class LoaderDoor:
         epoch that the script is in stays where it is.
 
         Args:
-            told: arguments of the loader. least_s: for how long, at least, and until each worker has made equally many.
+            told: arguments of the loader. least_s: seconds to take batches for, at least; it goes on until each worker
+                has made equally many.
 
         Returns:
-            ``batches``, ``samples`` and ``seconds``, once each worker has delivered. Of epochs with too few batches,
-            whole ones, with the start of their workers.
+            ``batches``, ``samples`` and ``seconds``, counted once each worker has delivered. If epochs have too few
+            batches for that, whole epochs are counted, with the start of their workers.
 
         Raises:
             RuntimeError: there is no loader, or it has no batch.
@@ -505,30 +509,30 @@ class LoaderDoor:
             samples += batch_size(loader) or samples_in(batch) or 1
 
         with _iterating(loader, arguments) as iterator:
-            begun = sum(1 for _ in islice(iterator, max(1, workers)))
-            began = now = time.monotonic()
-            while begun == max(1, workers) and (batches % begun or now - began < least_s):
+            first = sum(1 for _ in islice(iterator, max(1, workers)))
+            start = now = time.monotonic()
+            while first == max(1, workers) and (batches % first or now - start < least_s):
                 batch = next(iterator, _NO_MORE)
                 if batch is _NO_MORE:
-                    # So short that what was made in advance counts, too.
+                    # The epoch is so short that batches made in advance would count.
                     batches = samples = 0
                     break
                 count(batch)
                 now = time.monotonic()
         if not batches:
-            began = now = time.monotonic()
-            while now - began < least_s:
+            start = now = time.monotonic()
+            while now - start < least_s:
                 with _iterating(loader, arguments) as iterator:
                     for batch in iterator:
                         count(batch)
                 if not batches:
                     raise RuntimeError("its loader has no batches")
                 now = time.monotonic()
-        return {"batches": batches, "samples": samples, "seconds": now - began}
+        return {"batches": batches, "samples": samples, "seconds": now - start}
 
     def why_not_copied(self, places: dict[int, tuple[str, Any]]) -> str | None:
         """Return why workers may not be forked from the training as it stands, as a clause; ``None`` if nothing is seen
-        that they would share or each have a copy of.
+        that they would share, or of which each would have a copy.
 
         Args:
             places: what was open some steps ago.
@@ -562,7 +566,7 @@ class LoaderDoor:
         try:
             for _ in range(noted["epochs"]):
                 generator = torch.Generator()
-                # A step may be taken without gradients, and it is no evaluation.
+                # This may run in a step without gradients, but is not an evaluation.
                 with torch.enable_grad(), _iterating(loader, {"generator": generator, **arguments}) as iterator:
                     for _ in iterator:
                         pass
@@ -570,17 +574,17 @@ class LoaderDoor:
             noting.remove()
 
     def _deliver(self, loader: Any, *, anew: bool = False) -> None:
-        """Let somebody deliver the rest of a loader's epoch, if one has begun: if nobody does, or anew."""
+        """Let a new iterator deliver the rest of a loader's current epoch, if ``anew`` or if none is left to."""
         front = self._fronts[loader]() if loader in self._fronts else None
         if front is None or _LOADER not in front.__dict__:
-            # The epoch is over, and the next one begins with what is in force.
+            # No epoch is under way, and the next one begins with what is in force.
             return
         relay = relay_of(front) or join(front)
         if anew or relay.is_stranded:
             relay.hand_over(front, loader, tried=self._is_tried(loader))
 
     def _recover(self, iterator: Any, error: Exception) -> None:
-        """Let the script's own arguments be in force again: under others an iterator has failed."""
+        """Put the script's own arguments in force again, as an iterator has failed under others."""
         back = self._rescue(error) if self._rescue is not None else None
         if back is not None:
             back()
@@ -600,7 +604,7 @@ class LoaderDoor:
         if not getattr(loader, "in_order", True):
             return "the loader's batches come in any order"
         ahead = wanted["num_workers"] * (wanted["prefetch_factor"] or 0)
-        # Besides, those of the workers before are being delivered.
+        # At the same time, batches of the previous workers are still being delivered.
         if ahead * self._bytes.get(loader, 0) > _SHM_PART * _shared_memory_bytes():
             return "its batches do not fit into /dev/shm"
         return None
@@ -619,7 +623,7 @@ def _iterating(loader: Any, arguments: dict[str, Any]) -> Iterator[Any]:
 
 
 def _completed(loader: Any, told: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments with those that depend on them."""
+    """Return arguments, completed by those that depend on them."""
     workers = told.get("num_workers", loader.num_workers)
     if workers == 0:
         return {**told, "prefetch_factor": None, "persistent_workers": False}
@@ -629,20 +633,20 @@ def _completed(loader: Any, told: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shared_memory_bytes() -> float:
-    """Return what is free where workers put their batches."""
+    """Return the free bytes where workers put their batches."""
     try:
-        found = os.statvfs("/dev/shm")
+        stats = os.statvfs("/dev/shm")
     except OSError:
         return 0.0
-    return float(found.f_bavail * found.f_frsize)
+    return float(stats.f_bavail * stats.f_frsize)
 
 
 def _compare(loader: Any, setting: Setting) -> str | None:
-    """Samples belong to the maths of the training: nothing is set, and what differs is said."""
-    own = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
-    if own != setting.arguments["batch_size"]:
-        return f"the script's own is {own or 'not known'}; put {{batch_size}} into its command"
-    # It is the script that says so.
+    """Compare a batch size, which belongs to the maths of the training and is not set; return how it differs."""
+    script_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    if script_size != setting.arguments["batch_size"]:
+        return f"the script's own is {script_size or 'not known'}; put {{batch_size}} into its command"
+    # It is the script's own.
     setting.plain = True
     return None
 
@@ -651,23 +655,23 @@ def _why_not(loader: Any, told: dict[str, Any], state: looks.Kept) -> str | None
     """Return why arguments cannot be set for a loader, as a clause; ``None`` if they can.
 
     Args:
-        state: what its data set keeps.
+        state: what the loader's data set keeps.
     """
     from torch.utils.data import IterableDataset
 
-    own, data = loader.num_workers, loader.dataset
-    workers = told.get("num_workers", own)
+    script_workers, data = loader.num_workers, loader.dataset
+    workers = told.get("num_workers", script_workers)
     if getattr(loader, "_iterator", None) is not None:
         return "the loader's workers were started before"
-    if workers != own and isinstance(data, IterableDataset):
+    if workers != script_workers and isinstance(data, IterableDataset):
         return "an iterable data set may share its samples out by the number of workers"
-    if workers and not own and would_run_again():
+    if workers and not script_workers and would_run_again():
         return 'workers are not forked here, and the script has no `if __name__ == "__main__"`'
     if workers == 0 and loader.timeout:
         return "the loader has a timeout, which needs workers"
     if workers == 0 and (told.get("prefetch_factor") or told.get("persistent_workers")):
         return "the loader has no workers"
-    if ((workers and not own) or told.get("pin_memory")) and state.devices - {"cpu"}:
+    if ((workers and not script_workers) or told.get("pin_memory")) and state.devices - {"cpu"}:
         return "the data is on the device already"
     if told.get("persistent_workers") and not loader.persistent_workers and hasattr(data, "set_epoch"):
         return "workers that persist would not see the data set's set_epoch"
@@ -675,5 +679,5 @@ def _why_not(loader: Any, told: dict[str, Any], state: looks.Kept) -> str | None
 
 
 def _walk(loader: Any, *, times: int = 1) -> looks.Kept:
-    """Look at what a loader's data set, and what makes batches of its samples, keep."""
+    """Look at what a loader's data set, and the function that makes batches of its samples, keep."""
     return looks.walk({"dataset": loader.dataset, "collate_fn": loader.collate_fn}, times=times)

@@ -1,8 +1,8 @@
 """What a data set keeps between two samples: positions of open files, random generators, iterators, attributes.
 
-Copies of it in several workers would each go on from where it stands, and workers that were forked share open files.
-What it reaches is walked with ``vars``, closures and the globals that its functions use; nothing of it is called, other
-than ``tell`` of files and ``__reduce__`` of Python's own iterators.
+Copies of it in several workers would each continue from where it stands, and forked workers share open files. What it
+reaches is walked by ``vars``, closures and the globals that its functions use; nothing in it is called, except ``tell``
+of files and ``__reduce__`` of Python's own iterators.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-#: Objects that are looked at in one walk, and of one container.
+#: The most objects to look at in one walk, and in one container.
 _MOST, _MOST_OF_ONE = 20_000, 256
-#: Seconds of a walk, after which the rest is left out; items of a long list that are looked at together.
+#: Seconds of a walk, after which the rest is left out; the most items of a long list that are looked at together.
 _LIMIT_S, _TOGETHER = 0.05, 200_000
-#: Bytes of an array that are looked at; of larger ones, as many spread over it.
+#: The most bytes of an array to look at; in a larger one, as many are spread over it.
 _BYTES = 2**16
 #: Modules whose objects are open stores: what is reachable only through them cannot be seen, and their documentation
-#: forbids to use them in a process that was forked.
+#: forbids using them in a forked process.
 _STORES = ("h5py", "lmdb", "rocksdict", "sqlite3", "tables")
-#: Where code is not the user's: functions there use their modules' globals in ways that are no state of a data set.
+#: Modules that are not the user's: their functions use globals in ways that are not state of a data set.
 _NOT_THEIRS = ("torch", "numpy", "torchvision", "torchaudio", "PIL", "cv2", "pandas", "scipy", "autotune_agent")
 _STDLIB = frozenset(
     getattr(
         sys, "stdlib_module_names", ("builtins", "collections", "functools", "itertools", "multiprocessing", "random")
     )
 )
-#: Of the standard library, what holds only what somebody has put into it. Others, such as loggers, keep accounts.
+#: Standard modules whose objects hold only what was put into them. Others, such as loggers, keep records.
 _HOLDERS = ("argparse", "builtins", "collections", "functools", "itertools", "types")
-#: Of Linux's ``struct tcp_info``: where the counts of bytes that were acknowledged and received lie.
+#: The part of Linux's ``struct tcp_info`` up to the counts of bytes acknowledged and received.
 _TCP_COUNTS = struct.Struct("=120xQQ")
-#: What goes on that a script may set anew between two epochs.
+#: Kinds of movers (see `Kept`) that a script may reset between two epochs.
 _GO_ON = ("a generator of random numbers", "an iterator")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
@@ -54,11 +54,11 @@ class Kept:
     """What was found in one walk.
 
     Attributes:
-        movers: by path, how far something has got that goes on from sample to sample: generators of random numbers,
+        movers: by path, the progress of each thing that advances from sample to sample: generators of random numbers,
             files, iterators. kinds: what each of them is, in words.
-        values: by path, a digest of what else is kept.
-        stores: paths of open stores that no other process may use. devices: on which tensors lie.
-        whole: everything that could be reached was looked at.
+        values: by path, a digest of anything else that is kept.
+        stores: open stores that no other process may use, in words, by path. devices: those on which tensors lie.
+        whole: whether everything that could be reached was looked at.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Kept:
 
     def is_held(self) -> str | None:
         """Return why copies of what was looked at may not deliver what it does, as a clause; ``None`` if it holds
-        nothing that goes on from sample to sample, whether or not it was seen to."""
+        nothing that can advance from sample to sample, whether or not it was seen advancing."""
         for path, words in (*self.stores.items(), *self.kinds.items()):
             return f"the data set holds {words} ({path}), and its data were not compared with workers"
         if not self.whole:
@@ -79,11 +79,11 @@ class Kept:
         return None
 
     def open_files(self) -> dict[str, str]:
-        """Return, by path, the files that are open, in words."""
+        """Return the open files, in words, by path."""
         return {path: words for path, words in self.kinds.items() if words.startswith("the open file")}
 
     def moved_since(self, before: Kept) -> dict[str, str]:
-        """Return, by path, what has gone on since another walk, in words."""
+        """Return what has advanced since another walk, in words, by path."""
         return {
             path: self.kinds[path]
             for path, at in self.movers.items()
@@ -91,13 +91,13 @@ class Kept:
         }
 
     def grown_since(self, before: Kept) -> list[str]:
-        """Return the paths of what holds more than in another walk, as in ``dataset.cache``."""
+        """Return the paths of what holds more than in another walk, such as ``dataset.cache``."""
         lengths = {path: size for path, size in self.values.items() if path.startswith(("len(", "filled("))}
         grown = [path for path, size in lengths.items() if path in before.values and size > before.values[path]]
         return [path.partition("(")[2][:-1] for path in grown]
 
     def counted_since(self, before: Kept) -> list[str]:
-        """Return the paths of plain values that differ from another walk, as in ``dataset.calls``."""
+        """Return the paths of plain values that differ from another walk, such as ``dataset.calls``."""
         return [
             path
             for path, value in self.values.items()
@@ -105,19 +105,19 @@ class Kept:
         ]
 
     def opened_since(self, before: Kept) -> dict[str, str]:
-        """Return what goes on from sample to sample, or is open, and was not there in another walk."""
-        now, then = {**self.kinds, **self.stores}, {**before.kinds, **before.stores}
-        return {path: words for path, words in now.items() if path not in then}
+        """Return what advances from sample to sample, or is open, and was absent in another walk, in words, by path."""
+        after, earlier = {**self.kinds, **self.stores}, {**before.kinds, **before.stores}
+        return {path: words for path, words in after.items() if path not in earlier}
 
     def changed_since(self, before: Kept) -> list[str]:
-        """Return the paths of what is kept and differs from another walk, as in ``dataset.difficulty``."""
+        """Return the paths of anything kept that differs from another walk, such as ``dataset.difficulty``."""
         paths = [p for p in {**before.values, **self.values} if before.values.get(p) != self.values.get(p)]
         if not (self.whole and before.whole):
-            # What one of them did not get to is no change.
+            # What one of the walks did not reach is not a change.
             paths = [p for p in paths if p in self.values and p in before.values]
-        # What has been opened since is no change of the script's, and what is filled makes no difference.
+        # What has been opened since was not changed by the script, and how much is filled makes no difference.
         paths = [p for p in paths if p not in self.kinds and not p.startswith("filled(")]
-        # Of a file, workers have a place of their own, or must not have it.
+        # The position in a file is left out: workers have one of their own, or must not have the file.
         paths += [path for path, words in self.moved_since(before).items() if words in _GO_ON]
         return sorted(set(paths), key=lambda path: (len(path), path))
 
@@ -126,39 +126,39 @@ def walk(roots: dict[str, Any], *, times: int = 1) -> Kept:
     """Look at everything that some objects reach.
 
     Args:
-        roots: by the names that paths begin with, such as ``dataset``. times: so many times as many objects and seconds
-            as usual, where the look decides alone.
+        roots: the objects, by the names that their paths begin with, such as ``dataset``. times: multiplies the usual
+            limits on objects and seconds, if the decision depends on this look alone.
     """
-    found = Kept()
+    kept = Kept()
     seen: set[int] = set()
-    # Things made while walking are kept, so that no other gets their address.
+    # Objects made while walking are kept alive in `alive`, so that no other gets their address.
     queue: collections.deque[tuple[str, Any]] = collections.deque(roots.items())
-    held: list[Any] = []
-    # Of the processor: another process is no reason to see less.
+    alive: list[Any] = []
+    # Processor time, so that other processes do not cut the walk short.
     until = time.thread_time() + times * _LIMIT_S
     while queue:
         path, thing = queue.popleft()
         if isinstance(thing, _PLAIN):
-            # By what is printed, because of nan.
-            found.values[path] = hash(thing) if isinstance(thing, (str, bytes)) else repr(thing)
+            # By its repr, because nan does not equal itself.
+            kept.values[path] = hash(thing) if isinstance(thing, (str, bytes)) else repr(thing)
             continue
         if id(thing) in seen:
             continue
         if len(seen) >= times * _MOST or time.thread_time() > until:
-            found.whole = False
+            kept.whole = False
             break
         seen.add(id(thing))
-        held.append(thing)
+        alive.append(thing)
         try:
-            queue.extend(_look(path, thing, found))
+            queue.extend(_look(path, thing, kept))
         except Exception:
-            # Proxies, and what has ended, may raise whatever is asked of them.
-            found.whole = False
-    return found
+            # Proxies, and objects that have ended, may raise on any access.
+            kept.whole = False
+    return kept
 
 
 def _look(path: str, thing: Any, found: Kept) -> Iterable[tuple[str, Any]]:
-    """Note what can be said of an object by itself; return what it holds, by path."""
+    """Note the facts about an object itself; return what it holds, by path."""
     kind = type(thing)
     module = (kind.__module__ or "").partition(".")[0]
     if module in _STORES:
@@ -217,7 +217,7 @@ def _together(things: Any) -> int:
 
 
 def attributes(path: str, thing: Any) -> list[tuple[str, Any]]:
-    """Return what an object has for attributes of its own, by path. Nothing of it is called."""
+    """Return the attributes of an object itself, by path, without calling anything of it."""
     parts = dict(getattr(thing, "__dict__", None) or {})
     for base in type(thing).__mro__:
         slots = base.__dict__.get("__slots__", ())
@@ -230,7 +230,7 @@ def attributes(path: str, thing: Any) -> list[tuple[str, Any]]:
 
 
 def _used_by(path: str, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield what a function of the user's reaches: closure, defaults, and the globals that it names."""
+    """Yield what a function reaches: closure and defaults, and if it is the user's, the globals that it names."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):  # noqa: B905
         try:
             yield name, cell.cell_contents
@@ -240,11 +240,15 @@ def _used_by(path: str, function: types.FunctionType) -> Iterator[tuple[str, Any
     if _is_known((function.__module__ or "").partition(".")[0]):
         return
     for code in _codes(function.__code__):
-        for step in dis.get_instructions(code):
-            # Names of attributes are in `co_names`, too.
-            value = function.__globals__.get(step.argval) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") else None
+        for instruction in dis.get_instructions(code):
+            # Not by `co_names`, which holds names of attributes, too.
+            value = (
+                function.__globals__.get(instruction.argval)
+                if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+                else None
+            )
             if value is not None and not isinstance(value, types.ModuleType):
-                yield step.argval, value
+                yield instruction.argval, value
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -264,12 +268,12 @@ def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
 
 
 def _is_known(module: str) -> bool:
-    # A script's own module may have the name of one of the standard library's, but `__main__` is none of these.
+    # A script's own module may be named like a standard one, but `__main__` is always the script's.
     return module != "__main__" and (module in _NOT_THEIRS or module in _STDLIB)
 
 
 def _mover(thing: Any, kind: type, module: str) -> tuple[str, Any] | None:
-    """Return what goes on from sample to sample, in words, and how far it has got; ``None`` if this is none."""
+    """Return the kind of a thing that advances from sample to sample, and its progress; ``None`` for other things."""
     if isinstance(thing, random.Random):
         return "a generator of random numbers", _digest(repr(thing.getstate()).encode())
     if module == "numpy" and kind.__name__ in ("Generator", "RandomState"):
@@ -302,12 +306,12 @@ def _told(file: Any) -> Any:
     try:
         return file.tell()
     except (OSError, ValueError):
-        # While a text file is iterated over it does not tell.
+        # A text file does not tell while it is iterated over.
         pass
     try:
         return os.lseek(file.fileno(), 0, os.SEEK_CUR)
     except (OSError, ValueError):
-        # Of a pipe, all that is read is gone.
+        # A pipe has no position, and what was read from it is gone.
         return object()
 
 
@@ -320,30 +324,30 @@ def _plain(values: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _progress(iterator: Any, depth: int = 3) -> Any:
-    """Return how far one of Python's own iterators has got; if that is not told, something new each time."""
+    """Return the progress of one of Python's own iterators; if that is unknown, a new object each time."""
     if not depth:
         return object()
     words = repr(iterator)
     if " object at 0x" not in words:
-        # As of `itertools.count`.
+        # As for `itertools.count`.
         return words
     try:
         state = iterator.__reduce__()
     except Exception:
         return object()
     parts: list[Any] = [part for part in state[2:] if isinstance(part, _PLAIN)]
-    for inside in state[1] if isinstance(state[1], tuple) else ():
-        kind = type(inside)
-        mover = _mover(inside, kind, (kind.__module__ or "").partition(".")[0])
+    for inner in state[1] if isinstance(state[1], tuple) else ():
+        kind = type(inner)
+        mover = _mover(inner, kind, (kind.__module__ or "").partition(".")[0])
         if mover is not None:
             parts.append(mover[1])
         elif hasattr(kind, "__next__"):
-            parts.append(_progress(inside, depth - 1))
+            parts.append(_progress(inner, depth - 1))
     return tuple(parts) or (None if state[1] == () or not state[1:] else object())
 
 
 def _array(thing: Any, found: Kept) -> Any:
-    """Return a digest of a tensor or an array, or ``None`` if it is none. Of large ones a part is looked at."""
+    """Return a digest of a tensor or an array; ``None`` for other things. Only a part of a large array is looked at."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(thing, torch.Tensor):
         found.devices.add(thing.device.type)
@@ -374,25 +378,25 @@ def _bytes_of(tensor: Any) -> bytes:
 
 
 def open_places() -> dict[int, tuple[str, Any]]:
-    """Return, by descriptor, the files that this process has open for reading, each with the position in it, and its
-    TCP connections, each with the bytes that have passed."""
-    found: dict[int, tuple[str, Any]] = {}
+    """Return, by descriptor, the files that this process has open for reading, each with its position, and its TCP
+    connections, each with the numbers of bytes transferred."""
+    places: dict[int, tuple[str, Any]] = {}
     for name in os.listdir("/proc/self/fd"):
         descriptor = int(name)
         try:
             kind = os.fstat(descriptor).st_mode
             if stat.S_ISREG(kind) or stat.S_ISBLK(kind):
-                told = _fdinfo(descriptor)
-                # What is only written to, such as a log, is no source of samples.
-                if int(told["flags"], 8) & os.O_ACCMODE != os.O_WRONLY:
-                    found[descriptor] = os.readlink(f"/proc/self/fd/{name}"), int(told["pos"])
+                info = _fdinfo(descriptor)
+                # A file that is only written to, such as a log, is not a source of samples.
+                if int(info["flags"], 8) & os.O_ACCMODE != os.O_WRONLY:
+                    places[descriptor] = os.readlink(f"/proc/self/fd/{name}"), int(info["pos"])
             elif stat.S_ISSOCK(kind):
                 passed = _passed(descriptor)
                 if passed is not None:
-                    found[descriptor] = passed
+                    places[descriptor] = passed
         except (OSError, KeyError, ValueError):
             continue
-    return found
+    return places
 
 
 def _fdinfo(descriptor: int) -> dict[str, str]:
@@ -401,21 +405,21 @@ def _fdinfo(descriptor: int) -> dict[str, str]:
 
 
 def _passed(descriptor: int) -> tuple[str, Any] | None:
-    # A socket object may set a timeout, and with it the mode of all that share the connection.
+    # Making a socket object may set a timeout, and with it the blocking mode of all that share the connection.
     blocking = os.get_blocking(descriptor)
     try:
-        with socket.socket(fileno=os.dup(descriptor)) as same:
-            if same.family not in (socket.AF_INET, socket.AF_INET6) or same.type != socket.SOCK_STREAM:
+        with socket.socket(fileno=os.dup(descriptor)) as duplicate:
+            if duplicate.family not in (socket.AF_INET, socket.AF_INET6) or duplicate.type != socket.SOCK_STREAM:
                 return None
-            told = same.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-            host = same.getpeername()
+            info = duplicate.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+            host = duplicate.getpeername()
     finally:
         os.set_blocking(descriptor, blocking)
-    return f"{host[0]}:{host[1]}", _TCP_COUNTS.unpack_from(told)
+    return f"{host[0]}:{host[1]}", _TCP_COUNTS.unpack_from(info)
 
 
 def named(place: tuple[str, Any]) -> str:
-    """Return what is open in words."""
+    """Return in words what is open."""
     name, at = place
     return f"the connection to {name}" if isinstance(at, tuple) else f"the open file {os.path.basename(name)!r}"
 

@@ -26,23 +26,23 @@ from autotune_agent.applying import (
 from autotune_agent.facts import is_capturing
 from autotune_agent.setting import Setting, safely
 
-# Sees whether a loss is computed in lower precision outside of the models that run under autocast.
+# Detects a loss that is computed in lower precision outside of the models that run under autocast.
 #
-# What a model returns is converted back to fp32. What it hands on in another way (a forward hook, an attribute, an
-# object that cannot be copied) is not, and the script would go on computing with it as it never has.
+# What a model returns is converted back to fp32. What it passes on in another way (by a forward hook, an attribute, an
+# object that cannot be copied) is not, and the script would compute with it as it never has before.
 
-#: Backward passes under autocast that are looked at: those of all losses of the first step or two.
+#: Backward passes under autocast to look at: enough for all losses of the first step or two.
 LOOKS = 8
-#: Calls of models, and operations of a loss, beyond which nothing is said.
+#: Calls of models, and operations of a loss, beyond which nothing is reported.
 _MOST_CALLS, _MOST_NODES = 2000, 20_000
 
 
 class Outside:
-    """Looks at the graphs of the first losses. PyTorch numbers the operations of a thread, so those that a model has
-    made itself are told by their numbers.
+    """Looks at the graphs of the first losses. PyTorch numbers the operations of a thread, so that the numbers identify
+    the operations that a model has made itself.
 
     Attributes:
-        looks: that are left.
+        looks: how many are left.
     """
 
     def __init__(self) -> None:
@@ -52,26 +52,26 @@ class Outside:
 
     @contextlib.contextmanager
     def call(self) -> Iterator[None]:
-        """What is computed in this context, a model computes under autocast."""
+        """Take what is computed in this context as computed by a model under autocast."""
         first = _next_number() if self.looks else None
         yield
         last = None if first is None else _next_number()
         if first is not None and last is not None and len(self._calls) < _MOST_CALLS:
             self._calls.append((first, last))
         else:
-            # Of calls that are not known, operations would look like those of a loss.
+            # The operations of an unrecorded call would look like those of a loss.
             self.end()
 
     def end(self) -> None:
-        """Look no longer."""
+        """Stop looking."""
         self.looks = 0
         self._calls = []
 
     def found(self, losses: Any) -> str | None:
-        """Return why autocast is not for this training, as a clause; ``None`` if nothing tells.
+        """Return why autocast does not suit this training, as a clause; ``None`` if there is no sign of that.
 
         Args:
-            losses: that a backward pass begins at: a tensor, or several.
+            losses: where a backward pass begins: a tensor, or several.
         """
         import torch
 
@@ -79,17 +79,17 @@ class Outside:
             return None
         calls = sorted(self._calls)
         firsts = [first for first, _ in calls]
-        begin = [losses] if isinstance(losses, torch.Tensor) else list(losses)
-        todo = [loss.grad_fn for loss in begin if isinstance(loss, torch.Tensor) and loss.grad_fn is not None]
-        # They are held, so that none of them takes the place of another.
+        starts = [losses] if isinstance(losses, torch.Tensor) else list(losses)
+        todo = [loss.grad_fn for loss in starts if isinstance(loss, torch.Tensor) and loss.grad_fn is not None]
+        # The nodes are kept alive, so that none takes the address of another.
         seen = set(todo)
         while todo and len(seen) < _MOST_NODES:
             node = todo.pop()
             place = bisect_right(firsts, node._sequence_nr()) - 1
             if place >= 0 and node._sequence_nr() < calls[place][1]:
                 continue
-            for made in getattr(node, "_input_metadata", ()):
-                dtype = getattr(made, "dtype", None)
+            for output in getattr(node, "_input_metadata", ()):
+                dtype = getattr(output, "dtype", None)
                 if dtype in (torch.bfloat16, torch.float16):
                     lower = str(dtype).rpartition(".")[2]
                     return f"its loss would be computed in {lower} outside of the model ({node.name()})"
@@ -112,28 +112,28 @@ def _next_number() -> int | None:
     return None if node is None else int(node._sequence_nr())
 
 
-# A forward pass of ours around a model's own: the layout of its inputs, autocast, and outputs in fp32.
+# A wrapper around a model's own forward pass: the layout of its inputs, autocast, and outputs in fp32.
 
-#: Objects in the outputs of a model that are looked into.
+#: At most so many objects in the outputs of a model are looked into.
 _MOST_OBJECTS = 200
-#: What holds no tensors that a loss would take from there.
+#: Types that hold no tensors that a loss would take from there.
 _CLOSED = (type(None), str, bytes, int, float, complex, type, types.ModuleType)
 #: See `How`.
 Rescue = Callable[[Exception], "Callable[[], None] | None"]
-#: Marks a forward pass of ours, and holds the one that the instance had before.
+#: Marks our forward passes, and holds the one that the instance had before.
 _OURS = "_autotune_before"
 
 
 @dataclasses.dataclass
 class How:
-    """How a model computes while it trains. May be changed between two steps.
+    """How a model computes while it trains. It may be changed between two steps.
 
     Attributes:
-        outside: sees what becomes of what is computed under autocast.
+        outside: sees what happens to the results computed under autocast.
         lower: the dtype of autocast; ``None`` for none.
         channels_last: dimensions of the inputs that get their channels last; 0 for none.
-        rescue: told what a forward pass raises; returns what lets the model compute in another way, so that it is worth
-            another try, or ``None``.
+        rescue: called with what a forward pass raises; returns a function that makes the model compute in another way,
+            if that is worth another try, or ``None``.
     """
 
     outside: Outside
@@ -145,30 +145,30 @@ class How:
 def wrap_forward(model: Any, how: How) -> None:
     """Convert inputs to channels last, and run the forward pass of a training under autocast, with outputs in fp32.
 
-    As accelerate does. An evaluation keeps the script's own precision.
+    This is what accelerate does. An evaluation keeps the script's own precision.
     """
     import torch
 
     kind = type(model).forward
     # An instance may have a forward of its own, which a library has put there.
-    own = model.__dict__.get("forward")
+    original = model.__dict__.get("forward")
 
     def compute(self: Any, args: Any, kwargs: Any) -> Any:
         if how.channels_last:
             last = partial(_channels_last, dimensions=how.channels_last)
             args, kwargs = _each(args, last), _each(kwargs, last)
-        run: Callable[..., Any] = partial(kind, self) if own is None else own
+        run: Callable[..., Any] = partial(kind, self) if original is None else original
         lower = how.lower
         if lower is None or not is_training(self):
             return run(*args, **kwargs)
         weight = next(self.parameters())
         if weight.dtype is not torch.float32 or torch.is_autocast_enabled(weight.device.type):
-            # The script does so itself now, although it did not when the model was first called.
+            # The script uses lower precision itself now, although it did not when the model was first called.
             return run(*args, **kwargs)
-        # Without the cache of cast weights, in which one that was first used without gradients would have none.
+        # Without the cache of cast weights: a weight first used without gradients would be cached without them.
         with torch.autocast(weight.device.type, dtype=lower, cache_enabled=False):
             outputs = run(*args, **kwargs)
-        # A compiler that looks inside is to see nothing that it cannot follow.
+        # A compiler that traces this must see nothing that it cannot follow.
         return _each(outputs, _full, None if torch.compiler.is_compiling() else {})
 
     def watched(self: Any, args: Any, kwargs: Any) -> Any:
@@ -179,7 +179,7 @@ def wrap_forward(model: Any, how: How) -> None:
 
     @wraps(kind)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # What a compiler looks at is as simple as can be; `ModelDoor` sees what compiled code raises.
+        # Keep what a compiler traces as simple as possible; `ModelDoor` sees what compiled code raises.
         if torch.compiler.is_compiling():
             return compute(self, args, kwargs)
         if how.rescue is None:
@@ -194,12 +194,12 @@ def wrap_forward(model: Any, how: How) -> None:
         back()
         return watched(self, args, kwargs)
 
-    setattr(forward, _OURS, own)
+    setattr(forward, _OURS, original)
     model.forward = types.MethodType(forward, model)
 
 
 def is_training(model: Any) -> bool:
-    """Return whether a call of a model is one of its training. Exports and evaluations are the script's own."""
+    """Return whether a call of a model is part of its training. Exports and evaluations are left as they are."""
     import torch
 
     if not model.training or not torch.is_grad_enabled():
@@ -208,50 +208,52 @@ def is_training(model: Any) -> bool:
 
 
 def leave_out_of_copies(base: Any) -> None:
-    """Let copies and pickles of models have the forward pass that they would have without us."""
-    theirs = base.__getstate__
+    """Give copies and pickles of models the forward pass that they would have without us."""
+    original = base.__getstate__
 
     def getstate(module: Any) -> Any:
-        state = theirs(module)
-        made = getattr(state.get("forward"), "__func__", None) if isinstance(state, dict) else None
-        if hasattr(made, _OURS):
-            own = getattr(made, _OURS)
-            if own is None:
+        state = original(module)
+        function = getattr(state.get("forward"), "__func__", None) if isinstance(state, dict) else None
+        if hasattr(function, _OURS):
+            before = getattr(function, _OURS)
+            if before is None:
                 del state["forward"]
             else:
-                state["forward"] = own
+                state["forward"] = before
         return state
 
     base.__getstate__ = getstate
 
 
 def leave_out_of_scripts() -> None:
-    """Let TorchScript compile the forward passes that models would have without us: it reads their source, and looks
-    for the names in it where the function is from."""
+    """Let TorchScript compile the forward passes that models would have without us: it reads their source, and resolves
+    the names in it where the function was defined."""
     import torch
 
-    theirs = torch.jit.script
+    original = torch.jit.script
 
-    @wraps(theirs)
+    @wraps(original)
     def script(obj: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(obj, torch.nn.Module):
             if not args:
-                # Of a class, the names are looked for in the frame that calls.
+                # For a class, names are resolved in the calling frame.
                 kwargs["_frames_up"] = kwargs.get("_frames_up", 0) + 1
-            return theirs(obj, *args, **kwargs)
-        held: list[tuple[Any, Any]] = [(module, module.__dict__.get("forward")) for module in obj.modules()]
-        ours = [(module, made) for module, made in held if hasattr(getattr(made, "__func__", None), _OURS)]
-        for module, made in ours:
-            own = getattr(made, _OURS)
-            if own is None:
+            return original(obj, *args, **kwargs)
+        forwards: list[tuple[Any, Any]] = [(module, module.__dict__.get("forward")) for module in obj.modules()]
+        wrapped = [
+            (module, forward) for module, forward in forwards if hasattr(getattr(forward, "__func__", None), _OURS)
+        ]
+        for module, forward in wrapped:
+            before = getattr(forward, _OURS)
+            if before is None:
                 del module.forward
             else:
-                module.forward = own
+                module.forward = before
         try:
-            return theirs(obj, *args, **kwargs)
+            return original(obj, *args, **kwargs)
         finally:
-            for module, made in ours:
-                module.forward = made
+            for module, forward in wrapped:
+                module.forward = forward
 
     torch.jit.script = script
 
@@ -267,11 +269,11 @@ def _full(tensor: Any) -> Any:
 
 
 def _each(held: Any, change: Callable[[Any], Any], known: dict[int, tuple[Any, Any]] | None = None) -> Any:
-    """Return what holds tensors, with each of them changed; itself if none is. What holds one is copied.
+    """Return a structure with each of its tensors changed; itself if none is. Whatever holds a changed one is copied.
 
     Args:
-        known: to look into objects of any class, too: those that have been looked into by their ids, each held, and
-            what has become of it.
+        known: if not ``None``, objects of any class are looked into, too. It holds those that have been, by their ids:
+            each object, which is kept alive, and what has become of it.
     """
     import torch
 
@@ -282,10 +284,10 @@ def _each(held: Any, change: Callable[[Any], Any], known: dict[int, tuple[Any, A
         if all(new[name] is held[name] for name in new):
             return held
         # The model outputs of Hugging Face are mappings and dataclasses; a copy keeps their type.
-        found = copy.copy(held)
+        copied = copy.copy(held)
         for name, value in new.items():
-            found[name] = value
-        return found
+            copied[name] = value
+        return copied
     if type(held) in (tuple, list) or (isinstance(held, tuple) and hasattr(held, "_fields")):
         parts = [_each(part, change, known) for part in held]
         if all(part is before for part, before in zip(parts, held)):  # noqa: B905
@@ -297,40 +299,40 @@ def _each(held: Any, change: Callable[[Any], Any], known: dict[int, tuple[Any, A
         return held
     if id(held) not in known:
         known[id(held)] = held, held
-        # What cannot be copied stays as it is; `Outside` sees whether it matters.
+        # An object that cannot be copied stays as it is; `Outside` sees whether that matters.
         with contextlib.suppress(Exception):
             known[id(held)] = held, _with_attributes(held, _attributes(held), change, known)
     return known[id(held)][1]
 
 
 def _attributes(held: Any) -> list[str]:
-    """Return the names of what an object holds."""
+    """Return the names of an object's attributes."""
     slots = [kind.__dict__.get("__slots__", ()) for kind in type(held).__mro__]
-    listed = [name for own in slots for name in ([own] if isinstance(own, str) else own)]
-    return [*getattr(held, "__dict__", ()), *(name for name in listed if not name.startswith("__"))]
+    slot_names = [name for names in slots for name in ([names] if isinstance(names, str) else names)]
+    return [*getattr(held, "__dict__", ()), *(name for name in slot_names if not name.startswith("__"))]
 
 
 def _with_attributes(
     held: Any, names: Sequence[str], change: Callable[[Any], Any], known: dict[int, tuple[Any, Any]] | None
 ) -> Any:
-    own = {name: getattr(held, name) for name in names if hasattr(held, name)}
-    new = {name: _each(value, change, known) for name, value in own.items()}
-    if all(value is own[name] for name, value in new.items()):
+    old = {name: getattr(held, name) for name in names if hasattr(held, name)}
+    new = {name: _each(value, change, known) for name, value in old.items()}
+    if all(value is old[name] for name, value in new.items()):
         return held
     copied: Any = copy.copy(held)
     for name, value in new.items():
-        if value is not own[name]:
+        if value is not old[name]:
             object.__setattr__(copied, name, value)
     return copied
 
 
 # The door of the models: the call of an outermost module that is being trained.
 
-#: What spreads a model over devices or processes, and has copied or reordered its parameters.
+#: Wrappers that spread a model over devices or processes, and have copied or reordered its parameters.
 _WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
-#: What a model is like that nothing has been set for.
+#: The state of a model for which nothing has been set.
 _UNSET: Mapping[str, Any] = {"memory_format": "contiguous", "autocast": None, "compile": None}
-#: Graphs of one model that torch keeps while it is switched. Beyond its usual eight it would silently not compile.
+#: Graphs of one model that torch keeps while it is switched. Beyond the default eight, it would silently not compile.
 _GRAPHS = 64
 
 
@@ -341,11 +343,11 @@ class ModelDoor:
     There may be several (the two of a GAN). Looking for them stops when `remove` is called.
 
     Args:
-        begin: notes that this process trains; returns whether the agent is for it.
-        to_switch: models will be switched to other settings later.
+        begin: notes that this process trains; returns whether the agent is meant for it.
+        to_switch: whether models will be switched to other settings later.
         rescue: as `How.rescue`.
-        lowered: told why a training under autocast computes otherwise than it should (see `Outside`); what it raises is
-            raised by the backward pass.
+        lowered: called with why a training under autocast does not compute as it should (see `Outside`); what it raises
+            is raised by the backward pass.
     """
 
     def __init__(
@@ -364,12 +366,12 @@ class ModelDoor:
         self._lowered = lowered
         self._outside = Outside()
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
-        #: What is in force for each model, by the names of `_UNSET`, and how its forward pass is told.
+        #: What is in force for each model, by the names of `_UNSET`, and the `How` of its forward pass.
         self._told: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
         self._hows: weakref.WeakKeyDictionary[Any, How] = weakref.WeakKeyDictionary()
         #: Compiled calls of each model, by mode.
         self._made: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
-        #: Facts of the model that was seen first.
+        #: Facts about the model that was seen first.
         self.own: dict[str, Any] = {}
         self._looking = False
         self._compiles = False
@@ -383,30 +385,30 @@ class ModelDoor:
         import torch
 
         base: Any = torch.nn.Module
-        theirs = base.__call__
+        original = base.__call__
 
         def call(module: Any, *args: Any, **kwargs: Any) -> Any:
-            # A compiler that looks inside sees the call of a module as it is.
+            # A compiler that traces this sees the original call of a module.
             if torch.compiler.is_compiling() or not self._looking or not torch.is_grad_enabled():
-                return theirs(module, *args, **kwargs)
+                return original(module, *args, **kwargs)
             self._captured = self._captured or is_capturing()
             if not safely(self._is_ours, module):
-                return theirs(module, *args, **kwargs)
-            # What a model calls is none of ours: it is not slower, and a compiler that looks inside sees nothing of us.
-            _swap(base, "__call__", call, theirs)
+                return original(module, *args, **kwargs)
+            # Inner modules are called without our patch: they are not slower, and a compiler sees nothing of it.
+            _swap(base, "__call__", call, original)
             try:
                 if module not in self._known:
                     self._known.add(module)
                     safely(self._set, module)
-                return theirs(module, *args, **kwargs)
+                return original(module, *args, **kwargs)
             finally:
                 if self._looking:
-                    _swap(base, "__call__", theirs, call)
+                    _swap(base, "__call__", original, call)
 
         self._looking = True
         base.__call__ = call
-        self._undo.append(lambda: _swap(base, "__call__", call, theirs))
-        self._watch_compilers(base, call, theirs)
+        self._undo.append(lambda: _swap(base, "__call__", call, original))
+        self._watch_compilers(base, call, original)
         if self._lowered is not None and (self._to_switch or any(s.arguments.get("autocast") for s in self._settings)):
             self._watch_losses(self._lowered)
         leave_out_of_copies(base)
@@ -416,68 +418,68 @@ class ModelDoor:
         return _is_model(module) and self._begin()
 
     def remove(self) -> None:
-        """Let calls be what they were."""
+        """Restore the original calls."""
         self._looking = False
         while self._undo:
             self._undo.pop()()
 
     def _watch_compilers(self, base: Any, call: Any, theirs: Any) -> None:
-        """Note when the script compiles something, and let it see the call of a module as it is."""
+        """Note when the script compiles something, and let the compiler see the original call of a module."""
         import torch
 
-        compile_ = torch.compile
+        original = torch.compile
 
-        @wraps(compile_)
+        @wraps(original)
         def compiling(*args: Any, **kwargs: Any) -> Any:
             if not self._looking:
-                return compile_(*args, **kwargs)
+                return original(*args, **kwargs)
             self._compiles = self._compiles or not self._compiling
             swapped = _swap(base, "__call__", call, theirs)
             try:
-                return compile_(*args, **kwargs)
+                return original(*args, **kwargs)
             finally:
                 if swapped:
                     _swap(base, "__call__", theirs, call)
 
         torch.compile = compiling
-        self._undo.append(lambda: _swap(torch, "compile", compiling, compile_))
+        self._undo.append(lambda: _swap(torch, "compile", compiling, original))
 
     def _watch_losses(self, lowered: Callable[[str], None]) -> None:
-        """Look at what the first backward passes begin at."""
+        """Look at the losses at which the first backward passes begin."""
         import torch
 
-        theirs = torch.autograd.backward
+        original = torch.autograd.backward
 
-        @wraps(theirs)
+        @wraps(original)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
             if self._outside.looks:
                 why = safely(self._outside.found, tensors)
                 if why is not None:
                     lowered(why)
             elif not self._to_switch:
-                _swap(torch.autograd, "backward", backward, theirs)
-            theirs(tensors, *args, **kwargs)
+                _swap(torch.autograd, "backward", backward, original)
+            original(tensors, *args, **kwargs)
 
         torch.autograd.backward = backward
 
     def _set(self, model: Any) -> None:
         self.own = self.own or _facts(model, compiles=self._compiles)
         wanted: list[Setting] = []
-        told: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
 
         def want(setting: Setting) -> str | None:
             reason = _why_not(model, setting.arguments, compiles=self._compiles)
             if reason is None and not setting.ask:
                 wanted.append(setting)
-                told.update(setting.arguments)
+                arguments.update(setting.arguments)
             return reason
 
         for setting in self._settings:
             setting.try_to(partial(want, setting))
         try:
-            self._apply(model, told)
+            self._apply(model, arguments)
         except Exception as error:
-            # The training goes on without.
+            # The training goes on without these settings.
             for setting in wanted:
                 setting.done -= 1
                 setting.refusals[f"{type(error).__name__}: {error}"] += 1
@@ -504,7 +506,7 @@ class ModelDoor:
             self._apply(model, {"compile": None})
 
     def settle(self) -> None:
-        """Models will be switched no longer, but for back to what the script does itself."""
+        """Note that models will not be switched any more, except back to what the script does itself."""
         self._to_switch = False
         self._made.clear()
         if not any(how.lower for how in self._hows.values()):
@@ -516,7 +518,7 @@ class ModelDoor:
         before = self._told.setdefault(model, dict(_UNSET))
         changed = {name: value for name, value in told.items() if before[name] != value}
         if "memory_format" in changed:
-            # The script may have put its weights elsewhere since it was asked.
+            # The script may have moved its weights since this was checked.
             reason = cannot_lay_out(model, changed["memory_format"])
             if self._captured:
                 reason = "a CUDA graph of the script's reads its weights where they are"
@@ -536,15 +538,15 @@ class ModelDoor:
         before.update(changed)
 
     def _compile(self, model: Any, mode: str | None) -> None:
-        # What is made holds on to the model, so it is kept no longer than it is switched.
-        made = self._made.setdefault(model, {}) if self._to_switch else {}
-        if mode is not None and mode not in made:
+        # A compiled call keeps the model alive, so it is cached only while the model may be switched.
+        calls = self._made.setdefault(model, {}) if self._to_switch else {}
+        if mode is not None and mode not in calls:
             self._compiling = True
             try:
-                made[mode] = _compiled(model, mode, self._rescue, self._hows.get(model))
+                calls[mode] = _compiled(model, mode, self._rescue, self._hows.get(model))
             finally:
                 self._compiling = False
-        model._compiled_call_impl = None if mode is None else made[mode]
+        model._compiled_call_impl = None if mode is None else calls[mode]
 
 
 def _keep_graphs() -> None:
@@ -560,17 +562,17 @@ def _is_model(module: Any) -> bool:
     from torch.nn.parameter import is_lazy
 
     if not module.training or torch._C._current_graph_task_id() != -1:
-        # In a backward pass, a part of a model is computed again (activation checkpointing).
+        # During a backward pass, a part of a model is recomputed (activation checkpointing).
         return False
     if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return False
     parameters = list(module.parameters())
-    # Without data, a model is only looked at: its operations are counted, or its shapes.
+    # A model without data is only inspected, such as for its shapes or the number of its operations.
     return any(p.requires_grad for p in parameters) and not any(is_lazy(p) or p.is_meta for p in parameters)
 
 
 def _swap(holder: Any, name: str, now: Any, then: Any) -> bool:
-    """Set an attribute if it is what we expect. What somebody else has put there since then stays."""
+    """Set an attribute if it has the expected value; leave anything that somebody else has put there since."""
     if getattr(holder, name) is not now:
         return False
     setattr(holder, name, then)
@@ -602,14 +604,14 @@ def _facts(model: Any, *, compiles: bool) -> dict[str, Any]:
 
 
 def _is_laid_out(parameters: Sequence[Any], memory_format: str) -> bool:
-    """Return whether weights that a memory format is for have it, and no other one."""
+    """Return whether weights to which a memory format applies have it, and not the contiguous one."""
     layout = torch_format(memory_format)
-    own = (p for p in parameters if may_have_format(p, memory_format))
-    return any(not p.is_contiguous() and p.is_contiguous(memory_format=layout) for p in own)
+    weights = (p for p in parameters if may_have_format(p, memory_format))
+    return any(not p.is_contiguous() and p.is_contiguous(memory_format=layout) for p in weights)
 
 
 def _of_accelerate() -> str | None:
-    """Return the dtype of the autocast that accelerate has put into a forward pass; ``None`` if it has not."""
+    """Return the dtype of the autocast that accelerate has put into a forward pass; ``None`` without one."""
     state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
     precision = getattr(state, "_shared_state", {}).get("_mixed_precision")
     return {"bf16": "bfloat16", "fp16": "float16"}.get(str(precision))
@@ -619,7 +621,7 @@ def _why_not(model: Any, told: dict[str, Any], *, compiles: bool) -> str | None:
     """Return why something cannot be set for a model, as a clause; ``None`` if it can.
 
     Args:
-        compiles: the script has compiled something.
+        compiles: whether the script has compiled something.
     """
     import torch
 
@@ -629,7 +631,7 @@ def _why_not(model: Any, told: dict[str, Any], *, compiles: bool) -> str | None:
     if isinstance(model, torch.jit.ScriptModule):
         return "the model is a TorchScript module"
     if "autocast" in told:
-        # Also where the plan is to use none. accelerate puts autocast into the forward pass, and keeps the old one.
+        # Even if the plan is to use none. accelerate puts autocast into the forward pass, and keeps the original.
         if torch.is_autocast_enabled(parameters[0].device.type) or "_original_forward" in model.__dict__:
             return "the script uses autocast itself"
         if any(p.dtype in (torch.bfloat16, torch.float16) for p in parameters):
@@ -652,10 +654,10 @@ def _why_not(model: Any, told: dict[str, Any], *, compiles: bool) -> str | None:
 
 
 def _compiled(model: Any, mode: str, rescue: Rescue | None, how: How | None) -> Callable[..., Any]:
-    """Return the call of a model compiled for training; what runs without gradients stays as it is."""
+    """Return a model's call compiled for training; calls without gradients stay uncompiled."""
     import torch
 
-    # Some classes have a method of that name for something else.
+    # Some classes define a method of that name for something else.
     torch.nn.Module.compile(model, mode=mode)
     graphs = model._compiled_call_impl
 

@@ -1,4 +1,4 @@
-"""The doors of optimizers, and updates that a script makes itself."""
+"""The door of optimizers, and weight updates that a script makes itself."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from autotune_agent.applying import follow_formats, set_implementation
 from autotune_agent.facts import is_capturing
 from autotune_agent.setting import Setting, safely
 
-# Trainings that update their weights themselves, without an optimizer of torch.optim.
+# Trainings that update their weights in their own code, without an optimizer of torch.optim.
 
-#: Parameters that are looked at, the nearest to the loss, and elements of each.
+#: How many parameters to look at, those nearest to the loss, and how many elements of each.
 _PROBES, _ELEMENTS = 8, 64
-#: Nodes of a graph in which parameters are looked for.
+#: The most nodes of a graph to search for parameters.
 _NODES = 20_000
-#: Between so many changes in a row there must have been equally many backward passes.
+#: So many changes in a row must have had equally many backward passes between them.
 _CHANGES = 4
-#: Passes that are looked at before it is given up.
+#: Passes to look at before giving up.
 _LOOKS = 1000
-#: An optimizer of torch.optim may take its first step later: seconds to wait for it, and if there is such an optimizer.
+#: An optimizer of torch.optim may take its first step later: seconds to wait for it, and those if one exists.
 _WAIT_S, _LONG_WAIT_S = 2.0, 30.0
-#: If gradients have been computed so often and for so long, and no step was seen, that is told; of a model that is only
-#: called, later.
+#: If gradients have been computed this often and for so many seconds without a visible step, that is reported; for a
+#: model that is only called, after the longer time.
 _UNSEEN_AFTER, _UNSEEN_S, _CALLED_S = 20, 12.0, 30.0
 
 
 class OwnCode:
-    """Stands for a script's own code that updates its weights, where an optimizer is asked for.
+    """Stands for a script's own code that updates its weights, where an optimizer is expected.
 
     Args:
-        device: of the weights.
+        device: where the weights are.
     """
 
     def __init__(self, device: Any) -> None:
@@ -48,17 +48,17 @@ class OwnCode:
 
 
 class OwnUpdates:
-    """Sees that weights change from one backward pass to another although no optimizer of torch.optim takes steps. If
-    they do so after every so many passes, the end of the first of these passes is where steps are told apart.
+    """Detects that weights change from one backward pass to another although no optimizer of torch.optim takes steps.
+    If they change after a constant number of passes, each step is taken to end with the first pass after a change.
 
-    All looks end with the first step of an optimizer of torch.optim. Values are compared only until it is known after
-    how many passes they change: each look waits for the device.
+    The first step of an optimizer of torch.optim ends all this. Values are compared only until the number of passes
+    between changes is known: each comparison waits for the device.
 
     Args:
-        begin: notes that this process trains; returns whether the agent is for it.
+        begin: notes that this process trains; returns whether the agent is meant for it.
         adopt: called once, with what stands for the script's code, and facts about it.
         stepped: called for each step from then on.
-        unseen: called once, with how the script trains, if it does so without a step that can be seen.
+        unseen: called once, with how the script trains, if it does so without visible steps.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class OwnUpdates:
         self._facts: dict[str, Any] = {}
         self._probes: list[Any] = []
         self._values: list[Any] = []
-        #: Backward passes since weights have changed, and how many there were between changes.
+        #: Backward passes since the weights last changed, and how many there were between changes.
         self._since = 0
         self._gaps: deque[int] = deque(maxlen=_CHANGES)
         self._changes = 0
-        #: Weights change after so many passes.
+        #: The number of passes after which weights change; ``None`` until it is known.
         self._per: int | None = None
-        #: Passes, gradients that were asked for otherwise, calls of models; and when the first of them was.
+        #: Backward passes, calls of `torch.autograd.grad`, calls of models; and the time of the first of them.
         self._passes = self._gradients = self._calls = 0
         self._first_s: float | None = None
         self._wait_s: float | None = None
@@ -88,39 +88,42 @@ class OwnUpdates:
         self._undo: list[Callable[[], None]] = []
 
     def install(self) -> None:
-        """Look at backward passes. ``import torch`` has just ended."""
+        """Look at backward passes. Called when ``import torch`` has just ended."""
         import torch
 
-        theirs, gradients = torch.autograd.backward, torch.autograd.grad
+        original_backward, original_grad = torch.autograd.backward, torch.autograd.grad
 
-        @wraps(theirs)
+        @wraps(original_backward)
         def backward(*args: Any, **kwargs: Any) -> Any:
-            # In a pass, parts of a model are computed again (activation checkpointing).
+            # During a pass, parts of a model are recomputed (activation checkpointing).
             if torch.compiler.is_compiling() or not self._looking or torch._C._current_graph_task_id() != -1:
-                return theirs(*args, **kwargs)
+                return original_backward(*args, **kwargs)
             safely(self._before, args[0] if args else kwargs.get("tensors"))
-            theirs(*args, **kwargs)
+            original_backward(*args, **kwargs)
             safely(self._after)
             return None
 
-        @wraps(gradients)
+        @wraps(original_grad)
         def grad(*args: Any, **kwargs: Any) -> Any:
             if not torch.compiler.is_compiling() and self._looking:
                 self._gradients += 1
                 safely(self._look_out)
-            return gradients(*args, **kwargs)
+            return original_grad(*args, **kwargs)
 
         def restore() -> None:
-            for name, ours, own in (("backward", backward, theirs), ("grad", grad, gradients)):
-                if getattr(torch.autograd, name) is ours:
-                    setattr(torch.autograd, name, own)
+            for name, replacement, original in (
+                ("backward", backward, original_backward),
+                ("grad", grad, original_grad),
+            ):
+                if getattr(torch.autograd, name) is replacement:
+                    setattr(torch.autograd, name, original)
 
         self._looking = True
         torch.autograd.backward, torch.autograd.grad = backward, grad
         self._undo.append(restore)
 
     def stop(self) -> None:
-        """Look no longer: an optimizer of torch.optim takes the steps."""
+        """Stop looking, as an optimizer of torch.optim takes the steps."""
         if self._looking:
             self._looking = False
             self._probes, self._values = [], []
@@ -142,16 +145,16 @@ class OwnUpdates:
 
     def _compare(self, tensors: Any) -> None:
         """Note whether weights have changed since the last pass began."""
-        held = self._held() or self._find(tensors)
-        now = [parameter.detach().flatten()[:_ELEMENTS].clone() for parameter in held]
-        changed = len(now) == len(self._values) and any(bool((a != b).any()) for a, b in zip(now, self._values))  # noqa: B905
-        self._values = now
+        parameters = self._held() or self._find(tensors)
+        values = [parameter.detach().flatten()[:_ELEMENTS].clone() for parameter in parameters]
+        changed = len(values) == len(self._values) and any(bool((a != b).any()) for a, b in zip(values, self._values))  # noqa: B905
+        self._values = values
         self._since += 1
         if not changed:
             return
         self._changes += 1
         if self._changes > 1:
-            # What came before the first change is not known.
+            # The gap before the first change may be incomplete.
             self._gaps.append(self._since)
         self._since = 0
         if len(self._gaps) == _CHANGES and len(set(self._gaps)) == 1:
@@ -159,23 +162,23 @@ class OwnUpdates:
             self._values = []
 
     def _held(self) -> list[Any]:
-        """Return the parameters that are looked at, as far as they are still there."""
+        """Return the parameters that are looked at, as far as they still exist."""
         return [parameter for parameter in (probe() for probe in self._probes) if parameter is not None]
 
     def _find(self, tensors: Any) -> list[Any]:
-        """Return the parameters nearest to a loss, and keep in mind what was found."""
+        """Return the parameters nearest to a loss, and remember them and the facts about them."""
         import torch
 
         roots = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors or ())
         leaves = _leaves([tensor.grad_fn for tensor in roots])
-        # An input that gradients are asked for (adversarial training) is no weight.
+        # An input that requires gradients (adversarial training) is not a weight.
         leaves = [leaf for leaf in leaves if isinstance(leaf, torch.nn.Parameter)] or leaves
-        found = leaves[:_PROBES]
-        self._probes = [weakref.ref(leaf) for leaf in found]
+        nearest = leaves[:_PROBES]
+        self._probes = [weakref.ref(leaf) for leaf in nearest]
         if leaves:
             parameters = sum(leaf.numel() for leaf in leaves)
             self._facts = {"kind": "its own", "device": leaves[0].device.type, "parameters": parameters}
-        return found
+        return nearest
 
     def _after(self) -> None:
         if self._code is not None:
@@ -193,13 +196,13 @@ class OwnUpdates:
         if self._wait_s is None:
             import torch
 
-            # `isinstance` would ask objects for their class, which some answer with a warning.
-            there = any(issubclass(type(one), torch.optim.Optimizer) for one in gc.get_objects())
-            self._wait_s = _LONG_WAIT_S if there else _WAIT_S
+            # `isinstance` would access `__class__`, to which some objects respond with a warning.
+            has_optimizer = any(issubclass(type(instance), torch.optim.Optimizer) for instance in gc.get_objects())
+            self._wait_s = _LONG_WAIT_S if has_optimizer else _WAIT_S
         return time.monotonic() - (self._first_s or 0.0) > self._wait_s
 
     def _look_out(self) -> None:
-        """Tell that the script trains without steps, once that is plain."""
+        """Report that the script trains without visible steps, once that is clear."""
         now = time.monotonic()
         self._first_s = now if self._first_s is None else self._first_s
         times = max(self._passes, self._gradients)
@@ -207,7 +210,7 @@ class OwnUpdates:
             return
         if max(times, self._calls) < _UNSEEN_AFTER or (not times and now - self._first_s < _CALLED_S):
             return
-        # Where weights do not change, gradients may be added up for a step to come, for any time.
+        # If weights do not change, gradients may be accumulated, for however long, for a step still to come.
         if self._passes and not self._changes:
             return
         if self._per is not None and (self._wait_s or 0.0) > now - self._first_s:
@@ -220,24 +223,24 @@ class OwnUpdates:
 
 
 def _leaves(nodes: list[Any]) -> list[Any]:
-    """Return the tensors whose gradients a graph adds up, the nearest first."""
+    """Return the tensors whose gradients a graph accumulates, the nearest first."""
     todo = deque(node for node in nodes if node is not None)
     seen = set(todo)
-    found = []
+    leaves = []
     while todo and len(seen) < _NODES:
         node = todo.popleft()
         if type(node).__name__ == "AccumulateGrad":
-            found.append(node.variable)
+            leaves.append(node.variable)
         for after, _ in node.next_functions:
             if after is not None and after not in seen:
                 seen.add(after)
                 todo.append(after)
-    return found
+    return leaves
 
 
 # The door of the optimizers: the global hooks around their steps.
 
-#: The attribute by which `torch.amp.GradScaler` knows it.
+#: The attribute by which `torch.amp.GradScaler` recognizes an optimizer that handles scale and overflow itself.
 _SCALES = "_step_supports_amp_scaling"
 
 
@@ -245,7 +248,7 @@ class OptimizerDoor:
     """Sets ``foreach`` and ``fused`` of optimizers before their first step, and counts steps.
 
     Args:
-        begin: notes that this process trains; returns whether the agent is for it.
+        begin: notes that this process trains; returns whether the agent is meant for it.
         stepped: called after each step with the optimizer and the number of steps that it has taken.
     """
 
@@ -253,14 +256,14 @@ class OptimizerDoor:
         self._settings = settings
         self._begin = begin
         self._stepped = stepped
-        #: Facts of the optimizer that was seen first.
+        #: Facts about the optimizer that was seen first.
         self.own: dict[str, Any] = {}
         self._steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        #: What each has by itself.
+        #: The script's own arguments of each.
         self._first: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
-        #: Whether a gradient scaler leaves scale and overflow to it, as the script has it.
+        #: Whether, as the script has it, a gradient scaler leaves scale and overflow to the optimizer.
         self._scales: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-        # A subclass whose step calls that of its parent is hooked twice.
+        # The hooks of a subclass whose step calls that of its parent run twice.
         self._inside: Any = None
 
     def install(self) -> None:
@@ -282,8 +285,8 @@ class OptimizerDoor:
         if optimizer in self._steps or not self._begin():
             return
         self._steps[optimizer] = 0
-        own = optimizer.defaults
-        self._first[optimizer] = {name: own[name] for name in ("foreach", "fused") if name in own}
+        defaults = optimizer.defaults
+        self._first[optimizer] = {name: defaults[name] for name in ("foreach", "fused") if name in defaults}
         self._scales[optimizer] = bool(getattr(optimizer, _SCALES, False))
         follow_formats(optimizer)
         self.own = self.own or _facts(optimizer)
@@ -292,7 +295,7 @@ class OptimizerDoor:
 
     @property
     def is_stepping(self) -> bool:
-        """Whether one is in the middle of a step."""
+        """Whether an optimizer is in the middle of a step."""
         return self._inside is not None
 
     def steps_of(self, optimizer: Any) -> int | None:
@@ -300,7 +303,7 @@ class OptimizerDoor:
         return self._steps.get(optimizer)
 
     def adopt(self, code: OwnCode, facts: dict[str, Any]) -> None:
-        """Count the steps of a script's own code, which nothing can be set of."""
+        """Count the steps of a script's own code, for which nothing can be set."""
         self._steps[code] = 0
         self._first[code] = {}
         self.own = self.own or facts
@@ -308,7 +311,7 @@ class OptimizerDoor:
             setting.try_to(partial(_why_not, code, setting.arguments))
 
     def took_step(self, code: OwnCode) -> None:
-        """Note a step of it."""
+        """Note a step of a script's own code."""
         self._steps[code] += 1
         self._stepped(code, self._steps[code])
 
@@ -321,7 +324,7 @@ class OptimizerDoor:
         """Set all optimizers to something else, between two steps, and give their state the layout of the weights.
 
         Args:
-            told: what is to be in force; nothing if that is as the script has it.
+            told: the arguments to be in force; empty for the script's own.
         """
         for optimizer in list(self._steps):
             follow_formats(optimizer)
@@ -330,10 +333,10 @@ class OptimizerDoor:
                 raise RuntimeError(reason)
 
     def _ask(self, optimizer: Any, told: dict[str, Any], *, steps: bool = True) -> str | None:
-        """Return why an optimizer cannot work in a way, as a clause.
+        """Return why an optimizer cannot work with some arguments, as a clause; ``None`` if it can.
 
         Args:
-            steps: it is about to take a step, for which a scaler may have given it what only fused kernels take.
+            steps: whether it is about to take a step, for which a scaler may have given it what only fused kernels use.
         """
         if steps and not told.get("fused") and hasattr(optimizer, "found_inf"):
             return "the script's gradient scaler relies on the fused step"
@@ -344,12 +347,12 @@ class OptimizerDoor:
         if reason is None:
             set_implementation(optimizer, told)
             if told.get("fused") and self._first[optimizer].get("fused"):
-                # It is the script's own, with all that belongs to it.
+                # Fused is the script's own choice; restore what belongs to it.
                 setattr(optimizer, _SCALES, self._scales[optimizer])
         return reason
 
     def forget_gradients(self) -> None:
-        """Make all gradients zero, so that the next step of each optimizer, and a scaler, find them."""
+        """Set all gradients to zero, so that each optimizer's next step, and a scaler, find some."""
         import torch
 
         for optimizer in list(self._steps):
@@ -373,30 +376,30 @@ class OptimizerDoor:
 
 
 def _facts(optimizer: Any) -> dict[str, Any]:
-    own = optimizer.defaults
+    defaults = optimizer.defaults
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     return {
         "kind": type(optimizer).__name__,
-        **{name: own[name] for name in ("foreach", "fused") if name in own},
+        **{name: defaults[name] for name in ("foreach", "fused") if name in defaults},
         "device": parameters[0].device.type,
         "parameters": sum(p.numel() for p in parameters),
     }
 
 
 def _why_not(optimizer: Any, told: dict[str, Any]) -> str | None:
-    """Return why an optimizer cannot work in a way; ``None`` if it can."""
+    """Return why an optimizer cannot work with some arguments; ``None`` if it can."""
     import torch
     from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
     kind = type(optimizer)
     if isinstance(optimizer, OwnCode):
         return "the script updates its weights itself" if any(told.values()) else None
-    asked = [name for name, value in told.items() if value]
-    if any(name not in optimizer.defaults for name in asked):
+    wanted = [name for name, value in told.items() if value]
+    if any(name not in optimizer.defaults for name in wanted):
         return f"{kind.__name__} does not offer it"
     if not str(getattr(kind.step, "__module__", "")).startswith("torch.optim"):
         return f"{kind.__name__} has a step of its own"
-    if not asked:
+    if not wanted:
         return None
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if any(p.grad is not None and p.grad.is_sparse for p in parameters):
@@ -416,11 +419,11 @@ def _why_not(optimizer: Any, told: dict[str, Any]) -> str | None:
 
 
 def _only_on_cpus(kind: Any) -> bool:
-    """Return whether an optimizer refuses its fused kernels on CUDA, as Adagrad does in some versions, at its step."""
-    begin = getattr(kind, "_init_group", None)
-    if begin is None:
+    """Return whether an optimizer's step refuses its fused kernels on CUDA, as Adagrad's does in some versions."""
+    init_group = getattr(kind, "_init_group", None)
+    if init_group is None:
         return False
     try:
-        return "cuda_unsupported=True" in inspect.getsource(begin)
+        return "cuda_unsupported=True" in inspect.getsource(init_group)
     except OSError:
         return bool(kind.__name__ == "Adagrad")

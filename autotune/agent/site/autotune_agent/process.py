@@ -14,13 +14,13 @@ _NAMES = ("threads", "cudnn_benchmark", "matmul_precision")
 class ProcessDoor:
     """Sets ``threads``, ``cudnn_benchmark`` and ``matmul_precision``.
 
-    What is read from the environment was set before the process started, and needs nothing here.
+    Settings read from the environment were set before the process started, and need nothing here.
     """
 
     def __init__(self, settings: list[Setting]) -> None:
         self._settings = settings
         self._before: dict[str, Any] = {}
-        #: What the process was like before anything was set.
+        #: The values before anything was set.
         self._found: dict[str, Any] = {}
 
     def install(self) -> None:
@@ -29,21 +29,21 @@ class ProcessDoor:
             if not setting.ask:
                 self._found.update({name: _now(name) for name in setting.arguments})
                 setting.try_to(partial(_set, setting.arguments))
-        # Some versions of PyTorch warn when they are asked.
-        asked = {name for setting in self._settings if setting.ask for name in setting.arguments}
-        self._before = {name: _now(name) for name in asked}
+        # Read only what is needed: some versions of PyTorch warn when a value is read.
+        names = {name for setting in self._settings if setting.ask for name in setting.arguments}
+        self._before = {name: _now(name) for name in names}
 
     def switch(self, told: dict[str, Any]) -> None:
         """Set the process to something else.
 
         Args:
-            told: what is to be in force; anything that was set before is as it was found.
+            told: what is to be in force; anything else that was set before is put back to its original value.
         """
         for name in told:
             self._found.setdefault(name, _now(name))
-        # What PyTorch did not tell stays as it is.
-        found = {name: value for name, value in self._found.items() if value is not None}
-        reason = _set({**found, **told})
+        # A value that PyTorch did not report stays as it is.
+        originals = {name: value for name, value in self._found.items() if value is not None}
+        reason = _set({**originals, **told})
         if reason is not None:
             raise RuntimeError(reason)
 
@@ -52,7 +52,7 @@ class ProcessDoor:
         return {name: _now(name) for name in _NAMES}
 
     def look_again(self) -> None:
-        """Note what the script has set to something else before it began to train: it may have its reasons."""
+        """Note settings that the script has changed before it began to train: it may have its reasons."""
         for setting in self._settings:
             if setting.ask:
                 setting.try_to(partial(self._could, setting.arguments))
@@ -88,7 +88,7 @@ def _set(told: dict[str, Any]) -> str | None:
 
 
 def _now(name: str) -> Any:
-    """Return what is in force; ``None`` if PyTorch does not tell."""
+    """Return the value in force; ``None`` if PyTorch does not report it."""
     import torch
 
     try:
@@ -98,5 +98,5 @@ def _now(name: str) -> Any:
             return torch.backends.cudnn.benchmark
         return torch.get_float32_matmul_precision()
     except (RuntimeError, Warning):
-        # The precision has been set by backend, which newer versions allow. To ask for it may be warned of.
+        # The precision was set per backend, which newer versions allow; reading it may raise a warning.
         return None

@@ -1,4 +1,4 @@
-"""What is to be set, and what became of it."""
+"""What is to be set, and the outcome."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ class Setting:
         knob: its name in the contract. words: its value for people, such as ``4 workers``.
         value: the value as in the contract.
         door: where it is set: ``process``, ``loader``, ``optimizer`` or ``model``.
-        arguments: what is set there; each door's class tells what it understands.
-        plain: it is the script's own, and not worth a word if it is in force.
-        refused: why it cannot be set at all, as a clause; ``None`` if nothing is against it.
-        ask: nothing is set; whether it could be is the question. Then `done` counts for how many objects it could.
-        done: for how many objects, such as models, it is in force.
-        refusals: why it is not for the others, each with their number.
+        arguments: what is set there; each door's class documents what it accepts.
+        plain: whether it is the script's own, and not worth a mention if it is in force.
+        refused: why it cannot be set at all, as a clause; ``None`` if there is no such reason.
+        ask: nothing is to be set, only whether it could be is to be found out; then `done` counts the objects for which
+            it could.
+        done: the number of objects, such as models, for which it is in force.
+        refusals: the reasons why it is not in force for others, each with the number of objects.
     """
 
     knob: str
@@ -64,7 +65,7 @@ class Setting:
 
 
 def safely(act: Callable[..., Any], *told: Any) -> Any:
-    """Call something of ours; return what it returns, or ``None``. Whatever goes wrong in it, the training goes on."""
+    """Call one of our functions and return its result; if it fails, return ``None``, and the training goes on."""
     try:
         return act(*told)
     except Exception as error:
@@ -75,13 +76,13 @@ def safely(act: Callable[..., Any], *told: Any) -> Any:
 
 
 def is_of_a_worker(error: Exception) -> bool:
-    """Return whether a loader's worker has died: PyTorch raises that from a signal handler, wherever the script is just
-    then, and it is the script's."""
+    """Return whether a loader's worker has died: PyTorch raises that from a signal handler, wherever the script is at
+    that moment, and the error is the script's."""
     return isinstance(error, RuntimeError) and "DataLoader worker (pid" in str(error)
 
 
 def say(words: str) -> None:
-    """Print a line on stderr, if there is one to print on."""
+    """Print a line on stderr, if there is a stderr."""
     with contextlib.suppress(Exception):
         if sys.stderr is not None:
             sys.stderr.write(f"autotune: {words}\n")
@@ -89,7 +90,7 @@ def say(words: str) -> None:
 
 
 def sentence(title: str, settings: list[Setting]) -> str:
-    """Say what is in force and what is not, and why."""
+    """Return a sentence on what is in force, and what is not and why."""
     done = [_in_force(s) for s in settings if s.done and not s.plain]
     parts = [f"{title}: {', '.join(done) or 'nothing to set'}"]
     why: dict[str, list[str]] = {}

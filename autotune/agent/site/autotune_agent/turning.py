@@ -1,4 +1,4 @@
-"""Turns in somebody else's loop: between two steps, what trains is switched to another configuration."""
+"""Turns in the script's own loop: between two steps, the training is switched to another configuration."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from autotune_agent.process import ProcessDoor
 from autotune_agent.setting import is_of_a_worker, say
 from autotune_agent.watching import Watching
 
-#: A supervisor that tunes a training which is to go on answers within this, or it is done without.
+#: Seconds within which a supervisor that tunes a live training must answer, or the training goes on without it.
 _ANSWER_S = 5.0
-#: It has begun within this, or is not waited for any longer.
+#: Seconds within which it must have begun, or it is no longer waited for.
 _START_S = 300.0
-#: If an optimizer takes no step while others take more than this, the script has done with it.
+#: If an optimizer takes no step while others take more than this, the script has finished with it.
 _GONE_AFTER = 50
 
 
 class Turning:
-    """Lets configurations take turns as a supervisor asks for them. Each step trains, whoever's turn it is.
+    """Lets configurations take turns as a supervisor commands. Each step trains, whichever configuration is in force.
 
-    Before each turn a line is read from a pipe: ``{"steps": count, "doors": {…}}``, with what ``process``, ``model``
-    and ``optimizer`` are told at the doors. The script waits for it, and goes on as it is, without turns, when the
+    Before each turn a line is read from a pipe: ``{"steps": count, "doors": {…}}``, with the arguments for the doors
+    ``process``, ``model`` and ``optimizer``. The script waits for it, and goes on as it is, without turns, when the
     other end is closed. Before that there may be lines ``{"load": {"arguments": {…}, "least_s": seconds}}``, which let
     the loader deliver by itself, ``{"deliver": {"arguments": {…}, "noted": {…}}}``, which let workers make some batches
     and note them (see `autotune_agent.deliveries`), or ``{"wait": true}``, which does nothing. With ``open`` a turn
@@ -42,14 +42,14 @@ class Turning:
     In a training that is to go on (``live``), loaders are switched as well (``loader``), the first turn is the script's
     own, and the script's own is in force again as soon as another configuration fails: the forward pass or the batch is
     repeated, and a step whose backward pass fails or whose loss is not finite is taken with gradients of zero. A
-    command may have ``limit_s``, after which the turn ends with the step, and ``settle``, the sentence to end with:
-    what it switches to stays, there are no more turns, and nothing is watched.
+    command may have ``limit_s``, after which the turn ends with the current step, and ``settle``, the sentence to end
+    with: what it switches to stays, there are no more turns, and nothing is watched.
 
     Args:
         commands: path of the pipe.
         watching: notes the turns.
-        live: the training goes on when it has been tuned.
-        first: called when the first command comes, which the script does not wait for; ``None``: it waits for it.
+        live: whether the training goes on when it has been tuned.
+        first: called when the first command comes, for which the script then does not wait; ``None`` makes it wait.
     """
 
     def __init__(
@@ -69,16 +69,16 @@ class Turning:
         self._watching = watching
         self._live = live
         self._first = first
-        #: Commands are waited for.
+        #: Whether to wait for commands.
         self._waits = not live and first is None
         self._process = os.getpid()
         self._descriptor: int | None = None
         self._read = b""
-        #: The optimizer with whose steps those of the training end, and how many steps others have taken since.
+        #: The optimizer whose steps end those of the training, and how many steps others have taken since its last.
         self._unit: weakref.ref[Any] | None = None
         self._others = 0
         self._now: dict[str, Any] | None = None
-        #: What the first turn was: the script's own.
+        #: What was in force in the first turn: the script's own.
         self._own: dict[str, Any] | None = None
         self._left = 0
         self._until = math.inf
@@ -94,17 +94,17 @@ class Turning:
         self._places: dict[int, tuple[str, Any]] = {}
 
     def install(self) -> None:
-        """Look at the calls of ``backward``, if the training is to go on whatever is tried in it."""
+        """Guard the calls of ``backward``, if the training is to go on whatever is tried in it."""
         if not self._live:
             return
         import torch
 
-        theirs = torch.autograd.backward
+        original = torch.autograd.backward
 
-        @wraps(theirs)
+        @wraps(original)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
             if self._over or not self.is_tried:
-                theirs(tensors, *args, **kwargs)
+                original(tensors, *args, **kwargs)
                 return
             is_loss = isinstance(tensors, torch.Tensor) and tensors.numel() == 1
             self._loss = tensors.detach() if is_loss else None
@@ -112,20 +112,20 @@ class Turning:
                 why = "its loss is not finite"
             else:
                 try:
-                    theirs(tensors, *args, **kwargs)
+                    original(tensors, *args, **kwargs)
                     return
                 except Exception as error:
                     if is_of_a_worker(error):
                         raise
                     why = _words(error)
-            # Not in the handler above, where the error holds on to memory.
+            # Not in the handler above, where the error keeps memory alive.
             self._back(why, lost=True)
-            # Of gradients of which some are missing, none is worth anything.
+            # If some gradients are missing, the others are worthless.
             self._optimizers.forget_gradients()
 
         def restore() -> None:
             if torch.autograd.backward is backward:
-                torch.autograd.backward = theirs
+                torch.autograd.backward = original
 
         torch.autograd.backward = backward
         self._restore = restore
@@ -141,11 +141,11 @@ class Turning:
             raise
 
     def _is_unit(self, optimizer: Any) -> bool:
-        """Whether a step of the training ends with a step of this optimizer: of that which takes the fewest."""
+        """Whether a step of this optimizer ends a step of the training: it is the one that takes the fewest."""
         unit = None if self._unit is None else self._unit()
         self._others += 1
         if unit is None or self._others > _GONE_AFTER:
-            # None has been chosen yet, or the script has gone on to another one.
+            # No optimizer has been chosen yet, or the script has moved on to another one.
             unit = self._optimizers.fewest if self._unit is None else optimizer
             self._unit = weakref.ref(unit)
         if unit is optimizer:
@@ -159,7 +159,7 @@ class Turning:
         if self._left > 0 and time.monotonic() < self._until and not (self._open and self._is_told(0.0)):
             return
         if not self._waits and not self._is_told(0.0):
-            # The supervisor may still be starting or looking on, and need not be waited for before the first turn.
+            # The supervisor may still be starting or observing; there is no need to wait before the first turn.
             if time.monotonic() - self._began > _START_S:
                 self._end()
             return
@@ -177,9 +177,9 @@ class Turning:
                 self._deliver(command["deliver"])
             command = self._command()
         if command is None:
-            tried = self.is_tried
+            was_tried = self.is_tried
             self._end()
-            if tried and self._own is not None:
+            if was_tried and self._own is not None:
                 self._switch(self._own)
             return
         self._left = int(command["steps"])
@@ -202,16 +202,16 @@ class Turning:
         self._watching.turn(optimizer, why)
 
     def _load(self, told: dict[str, Any]) -> None:
-        """Let the loader deliver by itself, and tell how fast."""
+        """Let the loader deliver by itself, and report how fast it is."""
         try:
-            found = self._loaders.alone(told["arguments"], told["least_s"])
+            rates = self._loaders.alone(told["arguments"], told["least_s"])
         except Exception as error:
             self._watching.loaded(raised=chain(error))
         else:
-            self._watching.loaded(**found)
+            self._watching.loaded(**rates)
 
     def _deliver(self, told: dict[str, Any]) -> None:
-        """Let workers make some batches, and note what they deliver, if nothing speaks against workers."""
+        """Let workers make some batches, and note what they deliver, unless there is a reason against workers."""
         try:
             why = self._loaders.why_not_copied(self._places)
             if why is None:
@@ -222,20 +222,20 @@ class Turning:
             self._watching.loaded(refused=why)
 
     def rescue(self, error: Exception) -> Callable[[], None] | None:
-        """Return what puts the script's own in force again, for a forward pass to be repeated.
+        """Return a function that puts the script's own in force again, so that a forward pass can be repeated.
 
         Args:
             error: what the forward pass has raised.
 
         Returns:
-            ``None`` if nothing else was in force, and the error is the script's.
+            ``None`` if nothing else was in force, so that the error is the script's.
         """
         if is_of_a_worker(error) or not self.is_tried:
             return None
         return partial(self._back, _words(error), lost=False)
 
     def rescue_loader(self, error: Exception) -> Callable[[], None] | None:
-        """Return what puts the script's own in force again, for a batch to be made by its own workers.
+        """Return a function that puts the script's own in force again, so that its own workers can make a batch.
 
         Args:
             error: what a loader has raised under other settings than the script's own.
@@ -247,12 +247,12 @@ class Turning:
 
     @property
     def is_tried(self) -> bool:
-        """Whether something else than the script's own is in force."""
+        """Whether anything other than the script's own is in force."""
         return (
             self._live
             and self._own is not None
             and self._now != self._own
-            # What a child that the script has forked does is none of ours.
+            # A child forked by the script is not ours to tune.
             and os.getpid() == self._process
         )
 
@@ -260,15 +260,15 @@ class Turning:
         """Put the script's own in force again.
 
         Args:
-            why: what was tried has failed. lost: the gradients of this step are zero.
+            why: how the configuration on trial has failed. lost: whether the gradients of this step are zero.
         """
         import torch
 
         if torch.cuda.is_initialized():
-            # Another layout of the weights needs some.
+            # Laying out the weights again needs memory.
             torch.cuda.empty_cache()
         self._switch(self._own or {})
-        # The turn is over with this step.
+        # The turn ends with this step.
         self._left = 0
         if self._over:
             say(f"back to the script's own settings: {why}")
@@ -290,11 +290,11 @@ class Turning:
     def _switch(self, doors: dict[str, dict[str, Any]]) -> None:
         if doors == self._now:
             return
-        # If it cannot be switched to, it is nobody's turn.
+        # If switching fails, no known configuration is in force.
         self._now = None
         self._around.switch(doors.get("process", {}))
         self._models.switch(doors.get("model", {}))
-        # After the models, whose layout its state follows.
+        # After the models, whose layout the state of optimizers follows.
         self._optimizers.switch(doors.get("optimizer", {}))
         if self._live:
             self._loaders.switch(doors.get("loader", {}))
@@ -302,20 +302,20 @@ class Turning:
 
     def _pipe(self) -> int:
         if self._descriptor is None:
-            # Of a supervisor that has died, nothing would ever come.
+            # Opening must not block: if the supervisor has died, nothing would ever come.
             self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             os.set_blocking(self._descriptor, True)
         return self._descriptor
 
     def _is_told(self, timeout_s: float) -> bool:
-        """Whether there is something to read within a time: a command, or that the other end is closed."""
+        """Whether within a time there is something to read: a command, or the end of a closed pipe."""
         return bool(select.select([self._pipe()], [], [], timeout_s)[0])
 
     def _command(self) -> dict[str, Any] | None:
         """Return the next command; ``None`` if there are no more."""
         line = self._line()
-        found: dict[str, Any] | None = json.loads(line) if line else None
-        return found
+        command: dict[str, Any] | None = json.loads(line) if line else None
+        return command
 
     def _line(self) -> bytes:
         while b"\n" not in self._read:
@@ -336,6 +336,6 @@ def _is_finite(loss: Any) -> bool:
 def _words(error: Exception) -> str:
     text = str(error)
     if "Original Traceback" in text:
-        # Of a loader's worker; it ends with what was raised there.
+        # From a loader's worker: its last line is what was raised there.
         return f"{text.strip().splitlines()[-1]} (in a worker)"
     return f"{type(error).__name__}: {text}"

@@ -1,4 +1,4 @@
-"""What is seen of a training, and told."""
+"""What is observed of a training, and reported."""
 
 from __future__ import annotations
 
@@ -26,46 +26,46 @@ from autotune_agent.setting import is_of_a_worker, say
 
 
 class TrailWriter:
-    """Writes events to a file, one JSON object a line, each with ``e``, its kind, and ``at``, on the monotonic clock,
-    which all processes of a Linux machine share.
+    """Writes events to a file, one JSON object a line. Each has ``e``, its kind, and ``at``, its time on the monotonic
+    clock, which all processes of a Linux machine share.
 
     ============  ==================================================================================================
-    ``torch``     has been imported: ``version``, ``cuda``
+    ``torch``     torch has been imported: ``version``, ``cuda``
     ``alive``     batches have come, but no step has ended for some time
     ``lost``      nothing more will be written: ``why``
     ``begin``     this process, ``pid``, trains: it has called a model with gradients on, ``backward`` or an optimizer
     ``unseen``    it has trained for some time, and no step was seen: ``how``, a clause
-    ``loader``    is first iterated over: ``l`` (its number), ``arguments`` (by the names of `DataLoader`), ``ahead``
-                  (batches that its workers make in advance), ``batches`` (an epoch's, or null), ``kind``
-    ``epoch``     of a loader begins: ``l``, or null if gradients are off; ``batches`` as below; ``start``: s that its
-                  iterator, with its workers, has taken to start. A loader that is made anew for each epoch keeps its
-                  number
-    ``made``      so far, from the data set of ``l``: ``batches``, in ``seconds``, added up over workers
-    ``step``      of an optimizer has ended: ``o`` (its number), ``batches`` (of loaders since the last step, each
-                  ``[l, batches, samples or null, wait in s]``), ``backwards`` (passes since the last step),
-                  ``left_out`` (updates that a gradient scaler has left out since then, if there are any); on CUDA
-                  ``device`` (s of the device's clock since the first step; the line is written when the device has
-                  got there) and ``stalled`` (s of that clock in which the device had nothing to do while the script
-                  waited for batches, or for workers to start)
-    ``turn``      another configuration has been switched to (``why``: or could not be); ``device`` as of a step
-    ``ready``     a turn is over, and the next command is waited for
+    ``loader``    a loader is first iterated over: ``l`` (its number), ``arguments`` (by the names of `DataLoader`),
+                  ``ahead`` (batches that its workers make in advance), ``batches`` (of an epoch, or null), ``kind``
+    ``epoch``     an epoch of a loader begins: ``l``, or null if gradients are off; ``batches`` as below; ``start``: s
+                  that its iterator, with its workers, took to start. A loader that is made anew for each epoch keeps
+                  its number
+    ``made``      batches made so far from the data set of ``l``: ``batches``, in ``seconds``, added up over workers
+    ``step``      a step of an optimizer has ended: ``o`` (its number), ``batches`` (of loaders since the last step,
+                  each ``[l, batches, samples or null, wait in s]``), ``backwards`` (passes since the last step),
+                  ``left_out`` (updates that a gradient scaler has skipped since then, if any); on CUDA ``device`` (s of
+                  the device's clock since the first step; the line is written when the device has got there) and
+                  ``stalled`` (s of that clock in which the device was idle while the script waited for batches, or for
+                  workers to start)
+    ``turn``      another configuration has been put in force, or could not be (``why``); ``device`` as for a step
+    ``ready``     a turn is over, and the agent waits for the next command
     ``loaded``    the loader has delivered by itself: ``batches``, ``samples``, ``seconds``; or what it delivers has
                   been noted, unless that was ``refused``, with a reason; or ``raised``, a chain
-    ``failed``    a configuration that was tried has failed in the middle of a step (``why``), and the script's own is
-                  in force again; ``lost``: that step has trained nothing
-    ``loss``      ``backward`` is called: ``value``, of as many as were asked for
-    ``own``       all has been seen: ``process``, ``model``, ``optimizer``, each with facts about the script's own;
-                  ``machine``; and ``answers`` to what was asked, each ``[knob, value, why not, or null]``
-    ``memory``    CUDA, now and then: ``reserved``, ``allocated``, peaks in bytes
-    ``raised``    nobody has caught an exception in process ``pid``: ``chain``, each link ``[type's name, those of its
+    ``failed``    a configuration on trial has failed in the middle of a step (``why``), and the script's own is in
+                  force again; ``lost``: that step has trained nothing
+    ``loss``      ``backward`` is called: ``value``, for as many calls as were requested
+    ``own``       everything has been seen: ``process``, ``model``, ``optimizer``, each with facts about the script's
+                  own; ``machine``; and ``answers`` to the questions, each ``[knob, value, why not, or null]``
+    ``memory``    on CUDA, now and then: ``reserved``, ``allocated``, peaks in bytes
+    ``raised``    an exception in process ``pid`` was not caught: ``chain``, each link ``[name of its type, names of the
                   bases, message, {errno, filename, layer, frames}]``, each frame ``[file, line]``, the innermost last;
-                  if that has ended a ``thread`` only, whether it ``trains``
+                  if it has only ended a ``thread``, whether that ``trains``
     ============  ==================================================================================================
 
     Lines wait for `flush`. An event that is noted after a mark on the device is written when the device has got there.
 
     Args:
-        path: of the file; it is appended to.
+        path: the file, which is appended to.
 
     Attributes:
         written_s: when lines were last written, on the monotonic clock.
@@ -75,7 +75,7 @@ class TrailWriter:
         self._path = path
         self.written_s = 0.0
         self._lines: list[str] = []
-        # What is to be written once the device has got to a mark, in order.
+        # Events to be written once the device has got to a mark, in order.
         self._ahead: deque[tuple[Any, str, list[tuple[Any, Any]]]] = deque()
         self._first: Any = None
         #: The card of the first step.
@@ -93,20 +93,20 @@ class TrailWriter:
         """Add an event that ends when the device gets to a mark; without a mark, it ends now.
 
         Args:
-            text: its line, without the closing brace. waits: marks before and after each wait for a batch.
+            text: the line of the event, without the closing brace. waits: marks before and after each wait for a batch.
         """
         self._ahead.append((mark, text, waits))
         self._write_reached()
 
     def drop_ahead(self) -> None:
-        """Drop what waits for the device, which may never get there."""
+        """Drop the events that wait for the device, which may never get there."""
         self._ahead.clear()
 
     def flush(self) -> None:
         """Write the lines that wait for nothing."""
         self.written_s = time.monotonic()
         lines, self._lines = self._lines, []
-        # Opened each time: a script may close descriptors that it does not know, and open its own in their place.
+        # Opened each time, as a script may close descriptors unknown to it, and open its own in their place.
         with contextlib.suppress(OSError):
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             try:
@@ -131,7 +131,7 @@ class TrailWriter:
         self.flush()
 
     def wait_mark(self) -> Any:
-        """Return a mark at the end of what the device has been given; ``None`` before a step on CUDA has been seen."""
+        """Return a mark at the end of the device's queue; ``None`` before a step on CUDA has been seen."""
         import torch
 
         if self._first is None or is_capturing():
@@ -141,7 +141,7 @@ class TrailWriter:
         return mark
 
     def step_mark(self, optimizer: Any) -> Any:
-        """Return a mark at the end of what an optimizer's card has been given; ``None`` if that is no card, or another
+        """Return a mark at the end of the queue of an optimizer's card; ``None`` if it is not on a card, or on another
         one than that of the first step."""
         import torch
 
@@ -154,11 +154,11 @@ class TrailWriter:
         return mark
 
     def begins_at(self, mark: Any) -> None:
-        """Count the device's clock from a mark, unless it is counted already."""
+        """Start the device's clock at a mark, unless it runs already."""
         self._first = self._first or mark
 
     def note_memory(self) -> None:
-        """Add the peaks of the card of the first step."""
+        """Add the memory peaks of the card of the first step."""
         import torch
 
         peaks = {
@@ -168,7 +168,7 @@ class TrailWriter:
         self.note("memory", **peaks)
 
     def forget_memory(self) -> None:
-        """Begin peaks anew, and give back what no tensor uses, if training is on a card."""
+        """Reset the peaks, and release memory that no tensor uses, if the training is on a card."""
         import torch
 
         if self._first is not None:
@@ -187,14 +187,14 @@ class TrailWriter:
             self._lines.append(text + "}\n")
 
 
-# Sees the first losses of a training.
+# Observes the first losses of a training.
 
 
 class Losses:
-    """Tells the losses that ``backward`` is called with. Each is waited for on the device.
+    """Reports the losses on which ``backward`` is called. Each makes the process wait for the device.
 
     Args:
-        count: how many of them; then the doors are what they were.
+        count: how many of them; after that, the original functions are restored.
         ours: returns whether this process may be the one that trains.
         tell: called with each, a tensor with one element.
     """
@@ -203,46 +203,46 @@ class Losses:
         self._left = count
         self._ours = ours
         self._tell = tell
-        #: The last loss before a scaler made it larger.
+        #: The last loss that a scaler has scaled, as it was before.
         self._unscaled: Any = None
 
     def install(self) -> None:
-        """Look at every call of ``backward``, if there are any to be told."""
+        """Look at every call of ``backward``, if any losses are to be reported."""
         if not self._left:
             return
         import torch
 
-        theirs, scale = torch.Tensor.backward, torch.amp.GradScaler.scale
+        original, scale = torch.Tensor.backward, torch.amp.GradScaler.scale
 
         @wraps(scale)
         def scaling(scaler: Any, outputs: Any) -> Any:
             scaled = scale(scaler, outputs)
             if self._left and isinstance(outputs, torch.Tensor) and outputs.numel() == 1:
-                # How large it is made, is no part of the loss.
+                # The scale is not part of the loss.
                 self._unscaled = outputs.detach()
             return scaled
 
-        @wraps(theirs)
+        @wraps(original)
         def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             if self._left and tensor.numel() == 1 and self._ours() and not is_capturing():
                 self._left -= 1
-                found, self._unscaled = self._unscaled, None
-                self._tell(tensor.detach() if found is None else found)
+                unscaled, self._unscaled = self._unscaled, None
+                self._tell(tensor.detach() if unscaled is None else unscaled)
                 if not self._left and torch.Tensor.backward is backward:
-                    torch.Tensor.backward = theirs  # type: ignore[method-assign]
+                    torch.Tensor.backward = original  # type: ignore[method-assign]
                     if torch.amp.GradScaler.scale is scaling:
                         torch.amp.GradScaler.scale = scale  # type: ignore[method-assign]
-            return theirs(tensor, *args, **kwargs)  # type: ignore[no-untyped-call]
+            return original(tensor, *args, **kwargs)  # type: ignore[no-untyped-call]
 
         torch.Tensor.backward = backward  # type: ignore[method-assign, assignment]
         torch.amp.GradScaler.scale = scaling  # type: ignore[method-assign, assignment]
 
 
-# Times how long a loader takes to make a batch, wherever that happens.
+# Measures how long a loader takes to make a batch, in whichever process.
 
-#: Data sets that are counted; a script may make its data set anew for each epoch.
+#: The most data sets to count at a time; a script may make its data set anew for each epoch.
 _DATASETS = 64
-#: Workers that are told apart; those beyond share places, and what one of two writes at once may be lost.
+#: Workers with a place of their own; any more share places, and if two write at once, one count may be lost.
 _PLACES = 512
 _SHAPE = struct.Struct("dq")
 
@@ -250,11 +250,11 @@ _SHAPE = struct.Struct("dq")
 class Making:
     """Adds up the seconds and the number of batches of each data set, in memory that forked workers share.
 
-    Workers that are spawned are not seen.
+    Spawned workers are not counted.
     """
 
     def __init__(self) -> None:
-        # A forked worker's data set lies where that of its parent does.
+        # By the address of the data set, which is the same in a forked worker as in its parent.
         self._counts: dict[int, mmap.mmap] = {}
 
     def install(self) -> None:
@@ -265,16 +265,16 @@ class Making:
             self._time(kind)
 
     def _time(self, kind: Any) -> None:
-        theirs = kind.fetch
+        original = kind.fetch
 
-        @wraps(theirs)
+        @wraps(original)
         def timed(fetcher: Any, *args: Any) -> Any:
             counts = self._counts.get(id(fetcher.dataset))
             if counts is None:
-                return theirs(fetcher, *args)
-            began = time.perf_counter()
-            batch = theirs(fetcher, *args)
-            _add(counts, time.perf_counter() - began)
+                return original(fetcher, *args)
+            start = time.perf_counter()
+            batch = original(fetcher, *args)
+            _add(counts, time.perf_counter() - start)
             return batch
 
         kind.fetch = timed
@@ -295,8 +295,8 @@ class Making:
         counts = self._counts.get(id(dataset))
         if counts is None:
             return 0.0, 0
-        found = list(_SHAPE.iter_unpack(counts[:]))
-        return sum(seconds for seconds, _ in found), sum(number for _, number in found)
+        places = list(_SHAPE.iter_unpack(counts[:]))
+        return sum(seconds for seconds, _ in places), sum(number for _, number in places)
 
 
 def _add(counts: mmap.mmap, more_s: float) -> None:
@@ -305,13 +305,13 @@ def _add(counts: mmap.mmap, more_s: float) -> None:
     _SHAPE.pack_into(counts, at, seconds + more_s, number + 1)
 
 
-# Counts what trains: backward passes, and the updates that a gradient scaler leaves out.
+# Counts backward passes, and the updates that a gradient scaler skips.
 
 
 class Passes:
-    """Counts backward passes that have ended without an error, outside of an optimizer's step: how often a step calls
-    its closure is a matter of the numbers. And it counts the updates that a `GradScaler` leaves out because gradients
-    have overflowed, which are no fault of what is tried.
+    """Counts backward passes that have ended without an error, outside of an optimizer's step, as how often a step
+    calls its closure depends on the numbers. It also counts the updates that a `GradScaler` skips because gradients
+    have overflowed, for which the configuration on trial is not to blame.
 
     Args:
         steps: returns the steps that an optimizer has taken; ``None`` if it is not known.
@@ -324,26 +324,26 @@ class Passes:
         self._undo: list[Callable[[], None]] = []
 
     def install(self) -> None:
-        """Count from now on."""
+        """Start counting."""
         import torch
 
-        theirs, step = torch.autograd.backward, torch.amp.GradScaler.step
+        original_backward, original_step = torch.autograd.backward, torch.amp.GradScaler.step
 
-        @wraps(theirs)
+        @wraps(original_backward)
         def backward(*args: Any, **kwargs: Any) -> None:
-            theirs(*args, **kwargs)
+            original_backward(*args, **kwargs)
             if not self._is_stepping():
                 self._backwards += 1
 
-        @wraps(step)
+        @wraps(original_step)
         def scaled_step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             before = self._steps(optimizer)
-            found = step(scaler, optimizer, *args, **kwargs)
+            result = original_step(scaler, optimizer, *args, **kwargs)
             self._left_out += before is not None and self._steps(optimizer) == before
-            return found
+            return result
 
-        self._put(torch.autograd, "backward", backward, theirs)
-        self._put(torch.amp.GradScaler, "step", scaled_step, step)
+        self._put(torch.autograd, "backward", backward, original_backward)
+        self._put(torch.amp.GradScaler, "step", scaled_step, original_step)
 
     def _put(self, holder: Any, name: str, ours: Any, theirs: Any) -> None:
         setattr(holder, name, ours)
@@ -360,17 +360,17 @@ class Passes:
             self._undo.pop()()
 
     def take(self) -> tuple[int, int]:
-        """Return backward passes, and updates that were left out, since the last time."""
-        found = self._backwards, self._left_out
+        """Return the numbers of backward passes and of skipped updates since the last call."""
+        counts = self._backwards, self._left_out
         self._backwards = self._left_out = 0
-        return found
+        return counts
 
 
-# Writes down what a training does: its loaders, batches and the waits for them, steps, memory, and what ends it.
+# Records what a training does: its loaders, batches and the waits for them, steps, memory, and what ends it.
 
-#: Lines are written together, at most this often, so that watching costs little where steps are short.
+#: Lines are written together, at most once in so many seconds, so that watching costs little where steps are short.
 _EVERY_S = 0.1
-#: If no step ends for so long, but batches come, a line says so.
+#: If no step ends for so many seconds, but batches come, a line says so.
 _ALIVE_S = 1.0
 
 
@@ -378,10 +378,10 @@ class Watching:
     """Watches loaders, steps and exceptions, and writes what they do (see `TrailWriter`).
 
     Args:
-        path: of the file; it is appended to.
+        path: the file, which is appended to.
         ours: returns whether this process may be the one that trains.
-        optimizers: the door at which their steps are seen.
-        losses: of how many calls of ``backward`` to write the loss; each waits for the device.
+        optimizers: the door that sees the steps of optimizers.
+        losses: for how many calls of ``backward`` to write the loss; each waits for the device.
     """
 
     def __init__(self, path: str, ours: Callable[[], bool], optimizers: OptimizerDoor, losses: int = 0) -> None:
@@ -389,10 +389,10 @@ class Watching:
         self._ours = ours
         self._loaders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        #: By number, of the loader that has it now.
+        #: By number, the looks of the loader that has it now.
         self._same: dict[int, _Looks] = {}
         self._numbers = itertools.count()
-        #: Since the last step, by loader: batches, samples (or none, if that is not known), seconds of waiting.
+        #: Since the last step, by loader: batches, samples (``None`` if not known), seconds of waiting.
         self._batches: dict[int, list[Any]] = {}
         # On CUDA, marks before and after the waits since the last step.
         self._waits: list[tuple[Any, Any]] = []
@@ -400,21 +400,25 @@ class Watching:
         self._stopped = False
         #: The thread that trains.
         self._thread: int | None = None
-        #: What holds a function of ours, its name, ours, and theirs.
+        #: Patched functions: the holder, the name, our replacement, and the original.
         self._patched: list[tuple[Any, str, Any, Any]] = []
         self._making = Making()
         self._losses = Losses(losses, ours, self._loss)
         self._passes = Passes(optimizers.steps_of, lambda: optimizers.is_stepping)
 
     def install(self) -> None:
-        """Watch loaders and exceptions. ``import torch`` has just ended."""
+        """Watch loaders and exceptions. Called when ``import torch`` has just ended."""
         import torch
         from torch.utils.data import DataLoader
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
         self._trail.note("torch", version=str(torch.__version__), cuda=torch.version.cuda)
         self._trail.flush()
-        begin, take, get = DataLoader.__iter__, _BaseDataLoaderIter.__next__, DataLoader._get_iterator
+        original_iter, original_next, original_get = (
+            DataLoader.__iter__,
+            _BaseDataLoaderIter.__next__,
+            DataLoader._get_iterator,
+        )
 
         self._making.install()
 
@@ -423,91 +427,91 @@ class Watching:
                 return start(loader)
             trains = torch.is_grad_enabled()
             if trains:
-                # Before its workers are forked.
+                # Before the loader's workers are forked.
                 self._making.expect(loader.dataset)
-            before, asked = self._safely(self._trail.wait_mark) if trains else None, time.monotonic()
+            before, start_s = self._safely(self._trail.wait_mark) if trains else None, time.monotonic()
             iterator = start(loader)
-            self._safely(self._iterated, loader, iterator, time.monotonic() - asked)
+            self._safely(self._iterated, loader, iterator, time.monotonic() - start_s)
             if before is not None:
                 self._waits.append((before, self._safely(self._trail.wait_mark)))
             return iterator
 
-        @wraps(begin)
+        @wraps(original_iter)
         def iterate(loader: Any) -> Any:
             with beginning(loader):
-                return iterate_by(begin, loader)
+                return iterate_by(original_iter, loader)
 
-        @wraps(get)
+        @wraps(original_get)
         def get_iterator(loader: Any) -> Any:
-            return iterate_by(get, loader) if iterates_itself(loader) else get(loader)
+            return iterate_by(original_get, loader) if iterates_itself(loader) else original_get(loader)
 
-        @wraps(take)
+        @wraps(original_next)
         def next_batch(iterator: Any) -> Any:
             number, samples = iterator.__dict__.get("_autotune", (None, None))
             if number is None or not self._ours():
-                batch = take(iterator)
+                batch = original_next(iterator)
                 if self._ours():
                     self._safely(self._alive)
                 return batch
             before = self._safely(self._trail.wait_mark)
-            asked = time.monotonic()
+            start_s = time.monotonic()
             try:
-                batch = take(iterator)
+                batch = original_next(iterator)
             except StopIteration:
                 iterator._autotune_over = True
                 raise
-            waited = time.monotonic() - asked
+            waited = time.monotonic() - start_s
             self._safely(self._took, number, samples, batch, waited)
             if before is not None:
                 self._waits.append((before, self._safely(self._trail.wait_mark)))
             return batch
 
         self._patched = [
-            (DataLoader, "__iter__", iterate, begin),
-            (DataLoader, "_get_iterator", get_iterator, get),
-            (_BaseDataLoaderIter, "__next__", next_batch, take),
+            (DataLoader, "__iter__", iterate, original_iter),
+            (DataLoader, "_get_iterator", get_iterator, original_get),
+            (_BaseDataLoaderIter, "__next__", next_batch, original_next),
         ]
-        for holder, name, ours, _ in self._patched:
-            setattr(holder, name, ours)
+        for holder, name, replacement, _ in self._patched:
+            setattr(holder, name, replacement)
         self._losses.install()
         self._passes.install()
         self._install_hooks()
 
     def _install_hooks(self) -> None:
-        """Note what nobody catches, in the main thread or in another."""
-        told, told_of_threads = sys.excepthook, threading.excepthook
+        """Note uncaught exceptions, in the main thread or in another."""
+        hook_before, thread_hook_before = sys.excepthook, threading.excepthook
 
         def hook(kind: Any, error: Any, trace: Any) -> None:
             self._tell(error)
-            told(kind, error, trace)
+            hook_before(kind, error, trace)
 
         def thread_hook(args: Any) -> None:
             ident = None if args.thread is None else args.thread.ident
             self._tell(args.exc_value, thread=True, trains=ident is not None and ident == self._thread)
-            told_of_threads(args)
+            thread_hook_before(args)
 
         sys.excepthook = hook
         threading.excepthook = thread_hook
 
     def _tell(self, error: BaseException | None, **facts: Any) -> None:
-        """Note what nobody has caught, also if watching has gone wrong: a card that has failed is first seen there."""
+        """Note an uncaught exception, even if watching has failed: that is where a failed card shows first."""
         if not self._ours() or self._stopped:
             return
         for _ in range(2):
-            # That a worker has died is raised from a signal handler, perhaps in here, and once more.
+            # The death of a worker is raised from a signal handler, perhaps in here, hence the second attempt.
             with contextlib.suppress(Exception):
                 self._raised(error, facts)
                 break
 
     def stop(self) -> None:
-        """Watch no longer: loaders are as they were, but for those of others who have wrapped them meanwhile."""
+        """Stop watching: restore what was patched, unless somebody else has wrapped it meanwhile."""
         self._safely(self._trail.end)
         self._stopped = True
         self._making.stop()
         self._passes.stop()
-        for holder, name, ours, theirs in self._patched:
-            if getattr(holder, name) is ours:
-                setattr(holder, name, theirs)
+        for holder, name, replacement, original in self._patched:
+            if getattr(holder, name) is replacement:
+                setattr(holder, name, original)
 
     def _loss(self, value: Any) -> None:
         self._safely(self._noted_loss, value)
@@ -525,7 +529,7 @@ class Watching:
         self._safely(self._stepped, optimizer)
 
     def unseen(self, how: str) -> None:
-        """Note that the script trains without steps that can be seen."""
+        """Note that the script trains without visible steps."""
         self._safely(self._noted_unseen, how)
 
     def _noted_unseen(self, how: str) -> None:
@@ -533,7 +537,7 @@ class Watching:
         self._trail.flush()
 
     def end(self) -> None:
-        """Write what is left. The process ends."""
+        """Write what is left, as the process ends."""
         if self._ours():
             self._safely(self._trail.end)
 
@@ -547,7 +551,7 @@ class Watching:
         self._trail.flush()
 
     def _safely(self, act: Callable[..., Any], *told: Any) -> Any:
-        """Whatever goes wrong here, the training goes on."""
+        """Call a function; whatever goes wrong in it, the training goes on."""
         if self._wrong is None and not self._stopped:
             try:
                 return act(*told)
@@ -571,20 +575,20 @@ class Watching:
         import torch
 
         number = self._number_of(loader) if torch.is_grad_enabled() else None
-        # Batches that no step has used belong to the epoch before.
+        # Batches that no step has used yet belong to the previous epoch.
         self._trail.note("epoch", l=number, batches=self._taken(), start=round(took_s, 6))
-        # Iterators of others' loaders may have no place for it.
+        # Iterators of other libraries' loaders may have no place for it.
         if hasattr(iterator, "__dict__"):
             iterator._autotune = (number, batch_size(loader))
         if number is not None:
             self._same[number].iterator = _reference(iterator)
 
     def _took(self, number: int, samples: int | None, batch: Any, waited: float) -> None:
-        found = self._batches.setdefault(number, [0, 0, 0.0])
-        more = samples or samples_in(batch)
-        found[0] += 1
-        found[1] = None if more is None or found[1] is None else found[1] + more
-        found[2] += waited
+        totals = self._batches.setdefault(number, [0, 0, 0.0])
+        size = samples or samples_in(batch)
+        totals[0] += 1
+        totals[1] = None if size is None or totals[1] is None else totals[1] + size
+        totals[2] += waited
         self._alive()
 
     def _taken(self) -> list[list[Any]]:
@@ -592,7 +596,7 @@ class Watching:
         return [[number, count, samples, round(waited, 6)] for number, (count, samples, waited) in batches.items()]
 
     def _alive(self) -> None:
-        """Let the supervisor know, now and then, that something goes on even if no step ends."""
+        """Let the supervisor know, now and then, that the process is working even if no step ends."""
         if time.monotonic() - self._trail.written_s > _ALIVE_S:
             self._trail.note("alive")
             self._trail.flush()
@@ -619,28 +623,28 @@ class Watching:
         if now - self._trail.written_s > _EVERY_S:
             if mark is not None:
                 self._trail.note_memory()
-            for loader, known in list(self._loaders.items()):
+            for loader, loader_number in list(self._loaders.items()):
                 seconds, batches = self._making.made(loader.dataset)
-                self._trail.note("made", l=known, seconds=round(seconds, 6), batches=batches)
+                self._trail.note("made", l=loader_number, seconds=round(seconds, 6), batches=batches)
             self._trail.flush()
 
     def turn(self, optimizer: Any, why: str | None) -> None:
         """Note that a turn begins.
 
         Args:
-            why: it could not be switched to.
+            why: the reason, if its configuration could not be put in force.
         """
         self._safely(self._turn, optimizer, why)
 
     def _turn(self, optimizer: Any, why: str | None) -> None:
-        # Peaks are each entrant's own, and it gets the memory that the last one has kept for itself.
+        # Each entrant has its own peaks, and gets the memory that the last one kept reserved.
         self._trail.forget_memory()
         text = json.dumps({"e": "turn", "at": round(time.monotonic(), 6), "why": why})[:-1]
         self._trail.note_ahead(self._trail.step_mark(optimizer), text, [])
         self._trail.flush()
 
     def ready(self) -> None:
-        """Note that a turn is over, when the device has got to its end."""
+        """Note that a turn is over, once the device has got to its end."""
         self._safely(self._ready)
 
     def _ready(self) -> None:
@@ -649,7 +653,7 @@ class Watching:
         self._trail.flush()
 
     def loaded(self, **facts: Any) -> None:
-        """Note how the loader has delivered by itself."""
+        """Note what the loader has delivered by itself."""
         self._safely(self._loaded, facts)
 
     def _loaded(self, facts: dict[str, Any]) -> None:
@@ -657,10 +661,10 @@ class Watching:
         self._trail.flush()
 
     def failed(self, why: str, *, lost: bool) -> None:
-        """Note that a configuration that was tried has failed.
+        """Note that a configuration on trial has failed.
 
         Args:
-            lost: the step in which it did has trained nothing.
+            lost: whether the step in which it failed has trained nothing.
         """
         self._safely(self._failed, why, lost)
 
@@ -674,7 +678,7 @@ class Watching:
             looks = _Looks(loader)
             number = next((n for n, before in self._same.items() if looks.goes_on_for(before)), None)
             if number is not None:
-                # Made anew for an epoch, it is what it was before.
+                # A loader that is made anew for an epoch keeps its number.
                 self._same[number] = looks
                 self._loaders[loader] = number
         if number is None:
@@ -698,10 +702,10 @@ class Watching:
 
 
 class _Looks:
-    """What a loader is told by, if it is made anew for each epoch.
+    """Identifies a loader that is made anew for each epoch.
 
     Attributes:
-        iterator: refers to that of its last epoch; ``None`` if nothing can.
+        iterator: a weak reference to the iterator of its last epoch; ``None`` if it allows none.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -711,16 +715,16 @@ class _Looks:
         self._shape = (batch_size(loader), length(loader), _length(loader.dataset))
 
     def goes_on_for(self, before: _Looks) -> bool:
-        """Whether it is the loader that was there before, made anew: over the same data set, or over one like it whose
-        last one is gone, and the epoch before is over."""
+        """Whether this is an earlier loader, made anew: the epoch of that one is over, and both have the same data set,
+        or that of the earlier one is gone, and this one's is like it."""
         iterator = None if before.iterator is None else before.iterator()
         if iterator is not None and not getattr(iterator, "_autotune_over", False):
             return False
         if self._kind is not before._kind or self._shape != before._shape:
             return False
-        own, last = (None if looks._dataset is None else looks._dataset() for looks in (self, before))
-        if last is not None:
-            return own is last
+        dataset, dataset_before = (None if looks._dataset is None else looks._dataset() for looks in (self, before))
+        if dataset_before is not None:
+            return dataset is dataset_before
         return self._shape[2] is not None
 
 
@@ -732,7 +736,7 @@ def _length(dataset: Any) -> int | None:
 
 
 def _reference(held: Any) -> Any:
-    """Return a weak reference; ``None`` to what has none, such as a list."""
+    """Return a weak reference; ``None`` for objects that allow none, such as a list."""
     try:
         return weakref.ref(held)
     except TypeError:
