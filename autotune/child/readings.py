@@ -142,6 +142,8 @@ class _Tail:
         size = os.fstat(descriptor).st_size
         if size < os.lseek(descriptor, 0, os.SEEK_CUR):
             os.lseek(descriptor, size if self._is_log else 0, os.SEEK_SET)
+            # The line that had not ended is gone with what was cut.
+            self._rest = b""
         while data := os.read(descriptor, 2**16):
             self.taken += len(data)
             *lines, rest = _ENDS.split(self._rest + data)

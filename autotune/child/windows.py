@@ -490,7 +490,7 @@ class Windows:
         """Return the error for too many disturbed windows, ``elapsed_s`` after the start.
 
         Raises:
-            IndexError: no window was discarded.
+            StatisticsError: no window was discarded.
         """
         left, total = len(self._blocks), len(self._blocks) + len(self.discarded)
         undisturbed = f"only {left} of {total} windows undisturbed" if left else "no undisturbed window"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
@@ -144,8 +145,9 @@ def split(batch: Any, samples: int, parts: int) -> list[Any]:
             return None
         if isinstance(part, torch.Tensor) and len(part) == samples:
             return [part[bound] for bound in bounds]
-        if isinstance(part, dict):
-            return joined(part.values(), lambda values: dict(zip(part, values, strict=True)))
+        if isinstance(part, Mapping):
+            kind = type(part) if isinstance(part, UserDict) else dict
+            return joined(part.values(), lambda values: kind(dict(zip(part, values, strict=True))))
         if isinstance(part, tuple | list):
             if len(part) == samples and not (whole and is_structure(part)):
                 return [part[bound] for bound in bounds]

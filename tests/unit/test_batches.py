@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
+from collections import UserDict, namedtuple
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from torch.nn import functional
 
 from autotune.base.errors import WorkloadError
 from autotune.base.records import Config
+from autotune.child.readings import _Tail
 from autotune.training.step import Step, split
+from autotune.training.whole_training.course import _samples_of
 
 Pair = namedtuple("Pair", ["images", "labels"])
 
@@ -146,3 +149,40 @@ def test_batch_norm_sees_the_statistics_of_a_part() -> None:
         Step(model, optimizer, lambda m, x: m(x).square().mean(), config, "cpu")(torch.arange(8.0).reshape(4, 2))
         seen.append(model[0].running_var.tolist())
     assert seen[0] != seen[1]
+
+
+def test_a_batch_of_a_tokenizer_is_split_into_its_own_kind() -> None:
+    """As transformers' `BatchEncoding`, which is a mapping and no dictionary."""
+    first, second = split(UserDict({"ids": torch.arange(8).reshape(4, 2), "mask": torch.ones(4)}), 4, 2)
+    assert isinstance(first, UserDict) and first["ids"].tolist() == [[0, 1], [2, 3]] and len(second["mask"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples"),
+    [
+        ((torch.zeros(4, 3, 8, 8), torch.zeros(4)), 4),
+        (((torch.zeros(4, 3), torch.zeros(4, 5)), torch.zeros(4)), 4),
+        # Images of different shapes, and what is in them.
+        (([torch.zeros(3, 8, 8), torch.zeros(3, 9, 9)], [{"boxes": torch.zeros(n, 4)} for n in (5, 1)]), 2),
+        ({"ids": torch.zeros(6, 2)}, 6),
+        ((torch.zeros(4, 3), torch.zeros(5)), None),
+        ("text", None),
+    ],
+)  # fmt: skip
+def test_how_many_samples_a_batch_has_is_told_by_what_all_agree_in(batch: Any, samples: int | None) -> None:
+    assert _samples_of(batch) == samples
+
+
+def test_a_line_that_was_cut_is_not_joined_to_another(tmp_path: Path) -> None:
+    """A log is cut when it grows long, also in the middle of a line."""
+    path = tmp_path / "log"
+    path.write_bytes(b"")
+    tail = _Tail(path, is_log=True)
+    assert list(tail.lines()) == []
+    path.write_bytes(b"one 1 images/s\ntwo 12")
+    assert list(tail.lines()) == ["one 1 images/s"]
+    path.write_bytes(b"")
+    assert list(tail.lines()) == []
+    path.write_bytes(b"3 images/s\n")
+    assert list(tail.lines()) == ["3 images/s"]
+    tail.close()

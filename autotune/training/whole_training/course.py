@@ -159,7 +159,7 @@ class Evaluation:
 
     def _samples_in(self, batch: Any) -> int:
         count = contract.optional(self._parts.workload, "samples")
-        return int(count(self._ctx, batch)) if count else _first_dimension(batch) or self._ctx.batch_size
+        return int(count(self._ctx, batch)) if count else _samples_of(batch) or self._ctx.batch_size
 
 
 def _in_step(loader: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
@@ -195,19 +195,32 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def _first_dimension(batch: Any) -> int | None:
-    """Return the length of the first tensor in a batch; ``None`` if there is none."""
-    if isinstance(batch, torch.Tensor):
-        return len(batch) if batch.dim() else None
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        inside = [getattr(batch, field.name) for field in dataclasses.fields(batch)]
-    elif isinstance(batch, Mapping):
-        inside = list(batch.values())
-    elif isinstance(batch, tuple | list):
-        inside = list(batch)
-    else:
-        return None
-    return next((size for part in inside if (size := _first_dimension(part)) is not None), None)
+def _samples_of(batch: Any) -> int | None:
+    """Return how many samples a batch has: the first dimension of its tensors if it is the same for all, or else the
+    length of its lists with one item per sample (images of different shapes); ``None`` if neither tells."""
+    first_dimensions: set[int] = set()
+    lengths: set[int] = set()
+
+    def look(part: Any, depth: int) -> None:
+        if isinstance(part, torch.Tensor):
+            first_dimensions.update(part.shape[:1])
+            return
+        if dataclasses.is_dataclass(part) and not isinstance(part, type):
+            inside = [getattr(part, field.name) for field in dataclasses.fields(part)]
+        elif isinstance(part, Mapping):
+            inside = list(part.values())
+        elif isinstance(part, tuple | list):
+            inside = list(part)
+            if depth and isinstance(part, list):
+                lengths.add(len(part))
+        else:
+            return
+        for item in inside:
+            look(item, depth + 1)
+
+    look(batch, 0)
+    candidates = first_dimensions if len(first_dimensions) == 1 else lengths
+    return next(iter(candidates)) if len(candidates) == 1 else None
 
 
 # A whole training.

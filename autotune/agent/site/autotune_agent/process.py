@@ -39,12 +39,15 @@ class ProcessDoor:
         Args:
             told: what is to be in force; anything else that was set before is put back to its original value.
         """
+        before = dict(self._found)
         for name in told:
             self._found.setdefault(name, _now(name))
         # A value that PyTorch did not report stays as it is.
         originals = {name: value for name, value in self._found.items() if value is not None}
         reason = _set({**originals, **told})
         if reason is not None:
+            # What was refused was not set, so nothing is to be put back later.
+            self._found = before
             raise RuntimeError(reason)
 
     def own(self) -> dict[str, Any]:

@@ -197,7 +197,8 @@ class Turning:
                 self._switch(self._own)
         if "settle" in command:
             self._end()
-            say(str(command["settle"]))
+            failed = f"what was found could not be set ({why}): the training goes on as the script has it"
+            say(str(command["settle"]) if why is None else failed)
             return
         self._watching.turn(optimizer, why)
 
