@@ -31,6 +31,18 @@ def test_a_checkpoint_or_an_evaluation_is_not_counted(watts: float | None) -> No
     assert row.energy_j == (None if watts is None else 600.0)
 
 
+def test_an_epoch_in_which_the_counter_failed_has_no_energy() -> None:
+    """What it used then would be missing, while its samples and seconds count."""
+    clock, tally, counter = VirtualClock(), EpochTally(), iter((0.0, 100.0, None, 300.0, 400.0))
+    meter = Meter(clock.now, lambda: next(counter), lambda: None)
+    meter.start()
+    for _ in range(4):
+        clock.advance(2.0)
+        meter.add(8)
+        meter.note(tally)
+    assert tally.row(1, 4, 0.1).energy_j is None and tally.row(1, 4, 0.1).counted_samples == 32
+
+
 def test_the_time_left_has_the_evaluations_in_it() -> None:
     clock = VirtualClock()
     pace = Pace(clock.now, evaluation_s=30.0)

@@ -578,6 +578,7 @@ class EpochTally:
 
     Attributes:
         steps: those of the epoch so far. loss_sum: the sum of their losses.
+        energy_lost: the counter could not be read at some time, so that the epoch's energy is unknown.
     """
 
     steps: int = 0
@@ -586,6 +587,7 @@ class EpochTally:
     counted_samples: int = 0
     counted_s: float = 0.0
     energy_j: float | None = None
+    energy_lost: bool = False
 
     def row(self, epoch: int, steps: int, learning_rate: float) -> EpochRow:
         """Return the row of epoch number ``epoch``, which ends after ``steps`` steps, before its evaluation."""
@@ -597,7 +599,7 @@ class EpochTally:
             samples=self.samples,
             counted_samples=self.counted_samples,
             counted_s=self.counted_s,
-            energy_j=self.energy_j,
+            energy_j=None if self.energy_lost else self.energy_j,
         )
 
 

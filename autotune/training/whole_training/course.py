@@ -357,7 +357,9 @@ class Meter:
         now, joules = self._now(), self._energy_j()
         tally.counted_samples += self._samples
         tally.counted_s += now - self._since
-        if joules is not None and self._from_j is not None:
+        if joules is None or self._from_j is None:
+            tally.energy_lost = True
+        else:
             tally.energy_j = (tally.energy_j or 0.0) + joules - self._from_j
         self._since, self._from_j, self._samples = now, joules, 0
 
