@@ -499,53 +499,34 @@ class Measuring(Launch):
             epoch_batches: the observed length of an epoch, if the loader does not know it.
         """
         windows = loop.windows
-        kept = windows.kept
-        steps = [step for block in kept for step in block.steps]
-        steady = windows.rate
-        # 0 stands for an epoch of unknown length.
-        epoch = (length_of(self.loader) or epoch_batches or 0) * started.samples
-        rate = stats.with_epoch_turn(steady, turn_s if epoch else None, epoch)
+        steps = [step for block in windows.kept for step in block.steps]
+        cut = [step for block in windows.cut for step in block.steps]
         workers, _ = workers_and_queue(self.loader)
         made_s = fmean(step.made_s for step in steps)
-        device_s = fmean(step.device_s for step in steps)
-        cut = [step for block in windows.cut for step in block.steps]
-        return Measurement(
+        return windows.measured(
+            samples=started.samples,
+            # 0 stands for an epoch of unknown length.
+            epoch_samples=(length_of(self.loader) or epoch_batches or 0) * started.samples,
+            turn_s=turn_s,
+            has_turns=False,
+            warmup_steps=loop.warmup_steps,
+            warmup_s=loop.warmup_s,
+            drained=loop.drained,
+            unsettled=_recompiling(self.late_graphs) or _unsettled(loop, len(cut) + len(steps)),
             batch_size=self.ctx.batch_size,
             ranks=self.spec.ranks,
-            samples_per_s=rate.per_s,
-            ci95_per_s=(rate.low_per_s, rate.high_per_s),
-            steady_per_s=steady.per_s,
-            windows=tuple(block.window for block in kept),
-            step_s=tuple(step.step_s for step in steps),
-            wait_s=tuple(step.wait_s for step in steps),
-            device_s=tuple(step.device_s for step in steps),
             loader_capacity_per_s=max(1, workers) * started.samples / made_s if made_s else None,
             loader_idle_fraction=max(0.0, loop.idle_s / loop.made_s) if loop.made_s else None,
-            device_per_s=started.samples / device_s if device_s else None,
             learning_rate=self.learning_rate,
             losses=_losses(steps),
             first_losses=(*started.losses, *loop.warmup_losses, *_losses(cut)),
-            settled=loop.drained and not loop.too_long and windows.settled and not self.late_graphs,
-            unsettled=_recompiling(self.late_graphs) or _unsettled(loop, len(cut) + len(steps)),
-            warmup_steps=1 + loop.warmup_steps + len(cut),
-            relative_se=rate.relative_se,
-            degrees=rate.degrees,
-            autocorrelation=stats.autocorrelation([block.window for block in kept]),
-            discarded=tuple(windows.discarded),
             page_cache=self.spec.data.page_cache,
-            energy_j=windows.energy_j,
-            sm_clock_mhz=windows.clock_mhz,
             alloc_retries=self.memory.alloc_retries,
             enqueue_s=loop.enqueue_s,
             startup_s=started.startup_s,
             compile_s=started.compile_s,
             compile_cache_warm=started.cache_warm,
             recompiles=graphs_compiled(self.spec) - self.graphs if compiles(self.spec.config) else None,
-            warmup_s=loop.warmup_s + sum(block.window.seconds for block in windows.cut),
-            measured_s=sum(block.window.seconds for block in kept),
-            loader_wait_fraction=sum(step.wait_s for step in steps) / sum(step.step_s for step in steps),
-            epoch_turn_s=turn_s,
-            epoch_samples=epoch,
             peak_allocated_bytes=self.memory.peak_bytes,
             peak_reserved_bytes=self.memory.peak_reserved_bytes,
             # Read once, after timing has ended, because it walks the page tables of the whole process tree.

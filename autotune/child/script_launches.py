@@ -377,52 +377,31 @@ class _Watched:
 
     def _found(self, warm: _Warm, startup_s: float, compile_s: float) -> Measurement:
         windows, trail = self._windows, self._script.trail
-        kept = windows.kept
-        steps = [step for block in kept for step in block.steps]
-        cut = [step for block in windows.cut for step in block.steps]
+        steps = [step for block in windows.kept for step in block.steps]
         turn_s = None
         if self._turns_s and self._inside_s:
             turn_s = max(0.0, median(self._turns_s) - median(self._inside_s))
-        samples = sum(block.window.samples for block in kept) / len(steps)
+        samples = sum(block.window.samples for block in windows.kept) / len(steps)
         loader = trail.loader
-        epoch = round((loader.epoch_batches or 0) * (loader.batch_size or 0)) if loader is not None else 0
-        steady = windows.rate
-        # Whole epochs include their turns.
-        rate = steady if self._whole else stats.with_epoch_turn(steady, turn_s if epoch else None, epoch)
-        device_s = sum(step.device_s for step in steps)
         host_bytes = tree_memory_bytes(self._script.pid)
         backwards, updates = self._trained.per_batch or (None, None)
-        return Measurement(
+        return windows.measured(
+            samples=samples,
+            epoch_samples=0 if loader is None else round((loader.epoch_batches or 0) * (loader.batch_size or 0)),
+            turn_s=turn_s,
+            has_turns=self._whole,
+            warmup_steps=warm.steps,
+            warmup_s=warm.seconds,
+            drained=warm.drained,
+            unsettled=self._unsettled(warm),
             batch_size=round(samples),
             counts="samples" if self._counts_samples else "steps",
-            samples_per_s=rate.per_s,
-            ci95_per_s=(rate.low_per_s, rate.high_per_s),
-            steady_per_s=steady.per_s,
-            windows=tuple(block.window for block in kept),
-            step_s=tuple(step.step_s for step in steps),
-            wait_s=tuple(step.wait_s for step in steps),
-            device_s=tuple(step.device_s for step in steps),
-            device_per_s=samples * len(steps) / device_s if device_s else None,
             loader_capacity_per_s=self._capacity_per_s(),
-            settled=warm.drained and windows.settled and not self._pauses.may_be,
-            unsettled=self._unsettled(warm),
-            warmup_steps=1 + warm.steps + len(cut),
-            relative_se=rate.relative_se,
-            degrees=rate.degrees,
-            autocorrelation=stats.autocorrelation([block.window for block in kept]),
-            discarded=tuple(windows.discarded),
-            energy_j=windows.energy_j,
-            sm_clock_mhz=windows.clock_mhz,
             startup_s=startup_s,
             compile_s=compile_s,
-            warmup_s=warm.seconds + sum(block.window.seconds for block in windows.cut),
-            measured_s=sum(block.window.seconds for block in kept),
-            loader_wait_fraction=sum(step.wait_s for step in steps) / sum(step.step_s for step in steps),
             even_steps=stats.even_after([step.device_s for step in steps]),
             backwards_per_batch=backwards,
             updates_per_batch=updates,
-            epoch_turn_s=turn_s,
-            epoch_samples=epoch,
             peak_allocated_bytes=host_bytes if trail.allocated_bytes is None else trail.allocated_bytes,
             peak_reserved_bytes=trail.reserved_bytes,
             host_memory_bytes=host_bytes,

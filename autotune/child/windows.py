@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, mean, median
+from typing import Any
 
 from autotune import stats
 from autotune.base.clock import Clock
-from autotune.base.records import MeasurePlan, Surroundings, TrialSpec, Window
+from autotune.base.records import Measurement, MeasurePlan, Surroundings, TrialSpec, Window
 from autotune.child.failure import Disturbed
 from autotune.machine.cpu_load import CpuWatch, Rapl, Stops
 from autotune.machine.gpu import LASTING_SLOWDOWN, SLOWDOWNS, CardReading, CardWatch
@@ -393,6 +394,61 @@ class Windows:
             return None
         clocks = [b.window.around.sm_clock_mhz for b in self.kept if b.window.around and b.window.around.sm_clock_mhz]
         return median(clocks) if clocks else None
+
+    def measured(
+        self,
+        *,
+        samples: float,
+        epoch_samples: int,
+        turn_s: float | None,
+        has_turns: bool,
+        warmup_steps: int,
+        warmup_s: float,
+        drained: bool,
+        unsettled: str | None,
+        **others: Any,
+    ) -> Measurement:
+        """Return the measurement of a launch, by the windows that count: the one place where it is put together.
+
+        Args:
+            samples: of a step. epoch_samples: 0 if an epoch's length is unknown.
+            turn_s: extra seconds of an epoch turn; ``None`` if unknown. has_turns: the windows include them.
+            warmup_steps, warmup_s: those before the first window.
+            drained: whether the loader's queue had no head start any more. unsettled: why the rate had not settled.
+            others: further fields of `Measurement`.
+        """
+        kept, steady = self.kept, self.rate
+        steps = [step for block in kept for step in block.steps]
+        windows = tuple(block.window for block in kept)
+        device_s = fmean(step.device_s for step in steps)
+        rate = steady
+        if epoch_samples and not has_turns:
+            rate = stats.with_epoch_turn(steady, turn_s, epoch_samples)
+        return Measurement(
+            samples_per_s=rate.per_s,
+            ci95_per_s=(rate.low_per_s, rate.high_per_s),
+            steady_per_s=steady.per_s,
+            windows=windows,
+            step_s=tuple(step.step_s for step in steps),
+            wait_s=tuple(step.wait_s for step in steps),
+            device_s=tuple(step.device_s for step in steps),
+            device_per_s=samples / device_s if device_s else None,
+            settled=drained and self.settled and unsettled is None,
+            unsettled=unsettled,
+            warmup_steps=1 + warmup_steps + sum(len(block.steps) for block in self.cut),
+            relative_se=rate.relative_se,
+            degrees=rate.degrees,
+            autocorrelation=stats.autocorrelation(list(windows)),
+            discarded=tuple(self.discarded),
+            energy_j=self.energy_j,
+            sm_clock_mhz=self.clock_mhz,
+            warmup_s=warmup_s + sum(block.window.seconds for block in self.cut),
+            measured_s=sum(window.seconds for window in windows),
+            loader_wait_fraction=sum(step.wait_s for step in steps) / sum(step.step_s for step in steps),
+            epoch_turn_s=turn_s,
+            epoch_samples=epoch_samples,
+            **others,
+        )
 
     def add(self, block: Block) -> None:
         """Add a closed window. It counts unless it carries a reason to discard it.
