@@ -30,7 +30,7 @@ SHM_FULL = f"give the container more ({MORE_SHM}), or use fewer workers, less pr
 MORE_PROCESSES = (
     "raise `ulimit -u`, or the container's limit of processes: every loader worker and every thread counts."
 )
-#: What asks a search to end, with everything measured on disk: Ctrl-C, a polite kill, a closed terminal.
+#: Signals that ask a search to end with everything measured on disk: Ctrl-C, a polite kill, a closed terminal.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -64,11 +64,11 @@ class UsageError(AutotuneError):
 
 
 class ImpossibleError(UsageError):
-    """A value, or a combination of values, that may be possible elsewhere is not on this machine."""
+    """A value, or a combination of values, is not possible on this machine, though it may be elsewhere."""
 
 
 class UnscoredError(UsageError):
-    """An objective cannot score a launch, for want of a figure or of something to be stated."""
+    """An objective cannot score a launch, because a figure is missing or something was not stated."""
 
 
 class UnknownNameError(UsageError):
@@ -182,8 +182,8 @@ KINDS: tuple[type[AutotuneError], ...] = (
 
 
 def by_exit_code(code: int | None) -> type[AutotuneError]:
-    """The class of the errors that end a command with this exit code; `AutotuneError` where that is none of `KINDS`.
+    """Return the class of the errors that end a command with this exit code; `AutotuneError` if none of `KINDS` does.
 
-    Every one of them can be made from a message and an advice.
+    Each of them can be constructed from a message and an advice.
     """
     return next((kind for kind in KINDS if kind.exit_code == code), AutotuneError)

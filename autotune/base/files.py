@@ -168,11 +168,11 @@ def _umask() -> int:
 
 def no_room(error: BaseException) -> bool:
     """Return whether an error, or one it was raised from, is due to a full disk."""
-    found: BaseException | None = error
-    while found is not None:
-        if isinstance(found, OSError) and found.errno in _FULL:
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in _FULL:
             return True
-        found = found.__cause__ or found.__context__
+        cause = cause.__cause__ or cause.__context__
     return False
 
 
@@ -212,7 +212,7 @@ def exclusive_lock(path: Path, *, wait: bool = False) -> Iterator[bool]:
 
     The kernel releases the lock when the holder dies, however it dies, so there are no stale locks. Executed children
     do not inherit it, because the descriptor is close-on-exec. Forked children do (``flock`` is released with the last
-    duplicate of the descriptor), so ours must exec.
+    duplicate of the descriptor), so autotune's children must exec.
 
     Raises:
         MachineError: the lock file cannot be created.

@@ -22,12 +22,12 @@ def duration_s(text: str, option: str = "--budget") -> float:
     """Parse a duration such as ``90``, ``90s``, ``1.5m`` or ``1h30m``; return seconds.
 
     Raises:
-        UsageError: the text is not a duration, or the duration is not above zero, or above ten thousand years.
+        UsageError: the text is not a duration, or the duration is not above zero or exceeds ten thousand years.
     """
-    found = _DURATION.fullmatch(text.strip())
-    if not text.strip() or found is None:
+    match = _DURATION.fullmatch(text.strip())
+    if not text.strip() or match is None:
         raise UsageError(f"{option} {text[:60]!r} is no duration", advice="write it as 90s, 10m or 1h30m.")
-    hours, minutes, seconds = (Decimal(part or 0) for part in found.groups())
+    hours, minutes, seconds = (Decimal(part or 0) for part in match.groups())
     total = float(3600 * hours + 60 * minutes + seconds)
     if total <= 0:
         raise UsageError(f"{option} must be above zero, not {text[:60]!r}")
@@ -42,31 +42,31 @@ def short_duration_s(text: str, option: str) -> float:
     Raises:
         UsageError: as `duration_s`.
     """
-    found = _MILLISECONDS.fullmatch(text.strip())
-    if found is None:
+    match = _MILLISECONDS.fullmatch(text.strip())
+    if match is None:
         return duration_s(text, option)
-    if not Decimal(found[1]):
+    if not Decimal(match[1]):
         raise UsageError(f"{option} must be above zero, not {text[:60]!r}")
-    return float(Decimal(found[1]) / 1000)
+    return float(Decimal(match[1]) / 1000)
 
 
 def price(text: str, option: str) -> float:
     """Parse an amount of money such as ``2.49``, in whatever currency.
 
     Raises:
-        UsageError: the text is not a number, or the number is not above zero, or above a million.
+        UsageError: the text is not a number, or the number is not above zero or exceeds a million.
     """
-    found = re.fullmatch(_NUMBER, text.strip(), re.ASCII)
-    if found is None:
+    match = re.fullmatch(_NUMBER, text.strip(), re.ASCII)
+    if match is None:
         raise UsageError(f"{option} {text[:60]!r} is no number", advice="write it as 2.49, in whatever currency.")
-    if not 0 < Decimal(found[0]) <= 10**6:
+    if not 0 < Decimal(match[0]) <= 10**6:
         raise UsageError(f"{option} must be above zero and at most a million, not {text[:60]!r}")
-    return float(found[0])
+    return float(match[0])
 
 
 def price_text(amount: float) -> str:
-    """Return the text that `price` reads as this amount."""
-    # Never with an exponent, and with all digits.
+    """Return the text that `price` parses as this amount."""
+    # Without an exponent, and with all digits.
     return f"{Decimal(repr(amount)):f}"
 
 
@@ -93,10 +93,10 @@ def size_bytes(text: str, option: str = "--memory-limit") -> int:
     Raises:
         UsageError: the text is not a size, or the size is not above zero, or beyond any machine's.
     """
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
         raise UsageError(f"{option} {text[:60]!r} is no size", advice="write it as 6GiB or 512MiB.")
-    number, unit = Decimal(found[1]), (found[2] or "").lower()
+    number, unit = Decimal(match[1]), (match[2] or "").lower()
     decimal = len(unit) == 2 and unit[1] == "b"
     factor = 1000 ** ("kmgt".index(unit[0]) + 1) if decimal else _BINARY[unit[:1]]
     total = int(number * factor)
@@ -113,15 +113,15 @@ def pairs(items: Iterable[str], option: str) -> dict[str, str]:
     Raises:
         UsageError: an item has no ``=``, no name or no value, or a name is given twice.
     """
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for item in items:
         name, equals, value = item.partition("=")
         if not equals or not name or not value:
             raise UsageError(f"{option} takes NAME=VALUE, not {item!r}")
-        if name in found:
+        if name in result:
             raise UsageError(f"{option} gives {name} twice")
-        found[name] = value
-    return found
+        result[name] = value
+    return result
 
 
 def lists(items: Iterable[str], option: str) -> dict[str, tuple[str, ...]]:
@@ -130,10 +130,10 @@ def lists(items: Iterable[str], option: str) -> dict[str, tuple[str, ...]]:
     Raises:
         UsageError: as in `pairs`, or a value between commas is empty.
     """
-    found = {}
+    result = {}
     for name, text in pairs(items, option).items():
         values = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
         if "" in values:
             raise UsageError(f"{option} {name}={text}: a value is missing between commas")
-        found[name] = values
-    return found
+        result[name] = values
+    return result

@@ -30,10 +30,10 @@ class Rank:
 
 
 def own_rank(environ: Mapping[str, str] = os.environ) -> Rank:
-    """Return what the environment says of this process; the only rank if it says nothing."""
-    told = [environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
-    if not all(text.isascii() and text.isdigit() for text in told):
-        # Clusters set some of them for jobs that are no such training.
+    """Return this process's rank from the environment; the only rank if the environment states none."""
+    texts = [environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
+    if not all(text.isascii() and text.isdigit() for text in texts):
+        # Clusters set some of these for jobs that are not distributed trainings.
         return Rank()
-    number, count, local = map(int, told)
+    number, count, local = map(int, texts)
     return Rank(number, count, local) if count > 1 else Rank()

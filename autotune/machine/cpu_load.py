@@ -199,7 +199,7 @@ def parse_cores(text: str) -> tuple[int, ...]:
     Raises:
         ValueError: the text is not such a list.
     """
-    found: set[int] = set()
+    cores: set[int] = set()
     for part in text.split(","):
         match = _RANGE.fullmatch(part.strip())
         if match is None:
@@ -207,8 +207,8 @@ def parse_cores(text: str) -> tuple[int, ...]:
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
             raise ValueError(f"{part!r} is an empty range")
-        found.update(range(first, last + 1))
-    return tuple(sorted(found))
+        cores.update(range(first, last + 1))
+    return tuple(sorted(cores))
 
 
 def cores_text(cores: Sequence[int]) -> str:

@@ -67,11 +67,11 @@ class Gpu:
 
     @property
     def mig_in_force(self) -> str | bool:
-        """What a training here has of the card: an instance of this profile, or all of it, split (True) or not."""
+        """Which part of the card a training here has: an instance of this profile, or all, split (True) or not."""
         return self.profile or self.mig
 
     def is_called(self, name: str) -> bool:
-        """Return whether CUDA takes ``name`` for this device: the beginning of a UUID, or an instance's old one."""
+        """Return whether CUDA accepts ``name`` for this device: the beginning of a UUID, or an instance's old one."""
         return bool(name) and (self.uuid.startswith(name) or name == self.old_uuid)
 
 
@@ -97,15 +97,15 @@ def visible(cards: list[Gpu], variable: str | None) -> list[Gpu]:
     """
     if variable is None:
         return cards
-    found: list[Gpu] = []
+    devices: list[Gpu] = []
     for entry in (part.strip() for part in variable.split(",")):
-        # CUDA counts the cards that it may use only; NVML, whose numbers they keep, those of other jobs, too.
+        # CUDA numbers only the cards that it may use; NVML, whose numbers the devices keep, also those of other jobs.
         device = cards[int(entry)] if entry.isdecimal() and int(entry) < len(cards) else None
         device = device or next((d for d in with_instances(cards) if d.is_called(entry)), None)
         if device is None:
             break
-        found.append(device)
-    return found
+        devices.append(device)
+    return devices
 
 
 def with_instances(cards: list[Gpu]) -> list[Gpu]:
@@ -163,7 +163,7 @@ def _card(index: int, handle: Any, driver: str) -> Gpu:
 
 
 def _instances(card: Gpu, handle: Any) -> Iterator[Gpu]:
-    """Yield the MIG instances of a card; those of others are left out, as their cards are."""
+    """Yield the MIG instances of a card; those assigned to others are left out, as their cards are."""
     for index in range(_known(lambda: pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0):
         try:
             instance = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
@@ -173,7 +173,7 @@ def _instances(card: Gpu, handle: Any) -> Iterator[Gpu]:
             continue
         yield replace(
             _device(index, instance, card.driver_version),
-            # The driver tells these of whole cards only.
+            # The driver reports these only for whole cards.
             power_limit_w=card.power_limit_w,
             clocks_event_reasons=card.clocks_event_reasons,
             temperature_c=card.temperature_c,
@@ -261,7 +261,7 @@ class CardWatch:
         own = self._found()
         if own is None:
             return CardReading()
-        # An instance has no clocks and temperature of its own. What its card draws, others draw, too.
+        # An instance has no clocks or temperature of its own. Its card's power is drawn by other instances as well.
         handle = nvml.whole(own)
         power_mw = _known(lambda: pynvml.nvmlDeviceGetPowerUsage(handle)) if handle is own else None
         return CardReading(
@@ -300,8 +300,8 @@ class CardWatch:
     def energy_j(self) -> float | None:
         """Return the energy used since the driver was loaded; only differences are meaningful."""
         handle = self._found()
-        found = None if handle is None else _known(lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle))
-        return None if found is None else found / 1000
+        energy_mj = None if handle is None else _known(lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle))
+        return None if energy_mj is None else energy_mj / 1000
 
     def sm_clock_mhz(self) -> int | None:
         """Return the clock of the card's multiprocessors now; ``None`` if unknown."""

@@ -199,8 +199,8 @@ def _cpu_model(proc: Path) -> str:
     # Arm kernels report numbers instead of a name; CPUs with different cores (big.LITTLE) report several.
     if fields.get("CPU part"):
         maker = " + ".join(fields.get("CPU implementer", []))
-        known = _ARM_PARTS if maker == "0x41" else {}
-        return f"Arm {maker} " + " + ".join(known.get(part, part) for part in fields["CPU part"])
+        by_key = _ARM_PARTS if maker == "0x41" else {}
+        return f"Arm {maker} " + " + ".join(by_key.get(part, part) for part in fields["CPU part"])
     return platform.processor() or platform.machine() or "unknown"
 
 

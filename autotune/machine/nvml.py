@@ -149,23 +149,23 @@ def memory(handle: Any) -> Any:
 
 
 def processes(handle: Any) -> tuple[int, ...] | None:
-    """Return the pids of a card's compute processes, without MPS's server; ``None`` if they are not known."""
-    found = _pids(handle)
-    return None if found is None else tuple(pid for pid in found if not _is_mps_server(pid))
+    """Return the pids of a card's compute processes, without the MPS server; ``None`` if unknown."""
+    pids = _pids(handle)
+    return None if pids is None else tuple(pid for pid in pids if not _is_mps_server(pid))
 
 
 def serves_several(handle: Any) -> bool:
-    """Return whether MPS's server computes on a card for others, as far as it is seen."""
+    """Return whether the MPS server computes on a card for other processes, as far as it is visible."""
     return any(_is_mps_server(pid) for pid in _pids(handle) or ())
 
 
 def _pids(handle: Any) -> tuple[int, ...] | None:
-    found = known(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
-    return None if found is None else tuple(int(process.pid) for process in found)
+    running = known(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    return None if running is None else tuple(int(process.pid) for process in running)
 
 
 def _is_mps_server(pid: int) -> bool:
-    """Return whether a process is MPS's server, as far as its name is known here, as it is not in a container."""
+    """Return whether a process is the MPS server, as far as its name is known here, which it is not in a container."""
     try:
         name = known(lambda: pynvml.nvmlSystemGetProcessName(pid)) or ""
     except UnicodeDecodeError:
@@ -174,15 +174,15 @@ def _is_mps_server(pid: int) -> bool:
 
 
 def cuda_version() -> tuple[int, int] | None:
-    """Return the newest CUDA that the driver's own library here runs: (13, 2); ``None`` if it does not tell.
+    """Return the newest CUDA version that the driver's library here supports, such as (13, 2); ``None`` if unknown.
 
-    In containers that library may be newer than the driver's kernel module, of which NVML tells the version.
+    In containers that library may be newer than the driver's kernel module, whose version NVML reports.
     """
     if pynvml is None:
         return None
     with contextlib.suppress(pynvml.NVMLError), opened():
-        found = known(pynvml.nvmlSystemGetCudaDriverVersion_v2)
-        return None if found is None else (found // 1000, found % 1000 // 10)
+        version = known(pynvml.nvmlSystemGetCudaDriverVersion_v2)
+        return None if version is None else (version // 1000, version % 1000 // 10)
     return None
 
 
@@ -208,26 +208,26 @@ def whole(device: Any) -> Any:
 
 
 def profile(instance: Any) -> str:
-    """Return the profile of a MIG instance, with which its name ends: ``NVIDIA H200 MIG 1g.18gb``."""
-    told = re.search(r"MIG (\S+)$", known(lambda: pynvml.nvmlDeviceGetName(instance)) or "")
-    if told:
-        return told[1]
+    """Return the profile of a MIG instance, the end of its name: ``NVIDIA H200 MIG 1g.18gb``."""
+    match = re.search(r"MIG (\S+)$", known(lambda: pynvml.nvmlDeviceGetName(instance)) or "")
+    if match:
+        return match[1]
     parts = known(lambda: pynvml.nvmlDeviceGetAttributes_v2(instance))
     return "unknown" if parts is None else f"{parts.gpuInstanceSliceCount}g of {parts.memorySizeMB} MiB"
 
 
 def old_uuid(card_uuid: str, instance: Any) -> str | None:
-    """Return the name of a MIG instance for drivers before R470; ``None`` if the driver does not tell."""
+    """Return the name of a MIG instance for drivers before R470; ``None`` if the driver does not report it."""
     gpu = known(lambda: pynvml.nvmlDeviceGetGpuInstanceId(instance))
     compute = known(lambda: pynvml.nvmlDeviceGetComputeInstanceId(instance))
     return None if gpu is None or compute is None else f"MIG-{card_uuid}/{gpu}/{compute}"
 
 
 def has_nvidia_driver(root: Path = Path("/")) -> bool:
-    """Return whether NVIDIA's driver is loaded, or a card's device file is there, regardless of the libraries.
+    """Return whether NVIDIA's driver is loaded, or a card's device file exists, regardless of the libraries.
 
     Ask NVML first, which knows better. Under WSL2 the driver is that of Windows: Linux sees one device file for the
-    cards of all makers, and CUDA's library in the folder that Windows fills, if there is NVIDIA's driver.
+    cards of all vendors, and CUDA's library in the folder that Windows fills, if NVIDIA's driver is installed.
     """
     if (root / "proc/driver/nvidia").exists() or any(root.glob("dev/nvidia[0-9]*")):
         return True
@@ -235,7 +235,7 @@ def has_nvidia_driver(root: Path = Path("/")) -> bool:
 
 
 def has_nvidia_card(root: Path = Path("/")) -> bool:
-    """Return whether the PCI bus has a display controller of NVIDIA's, with or without a driver."""
+    """Return whether the PCI bus has an NVIDIA display controller, with or without a driver."""
     for vendor in root.glob("sys/bus/pci/devices/*/vendor"):
         with contextlib.suppress(OSError):
             kind = vendor.with_name("class").read_text()

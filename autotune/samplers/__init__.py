@@ -1,8 +1,7 @@
 """Samplers, which choose the next trial. Does not import torch, except that Optuna loads it for `--sampler gp`.
 
-`translate` converts between our space and Optuna's, `sampler` restricts any Optuna sampler to legal and new
-configurations, `auto` is our own sampler, `cost` predicts the duration of a
-trial, and `experience` holds what the trials so far teach any of them.
+`sampler` converts between autotune's space and Optuna's, restricts any Optuna sampler to legal and new configurations,
+predicts the duration of a trial, and holds what the trials so far teach any sampler; `auto` is autotune's own sampler.
 """
 
 from autotune.samplers.auto import AutoSampler, Proposal

@@ -1,4 +1,4 @@
-"""Samplers, and what they know."""
+"""Samplers, and what they learn from the trials."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from autotune.base.records import (
 from autotune.knobs.compile_mode import GUESS_S, mode_of
 from autotune.space import Lessons, Space, canonical, device_part, distance, is_idle, key
 
-# Converts between our space and Optuna's: distributions, suggestions, and reported results.
+# Converts between autotune's space and Optuna's: distributions, suggestions, and reported results.
 
 #: Name of the constraint; Optuna treats values above zero as infeasible.
 CONSTRAINT = "feasible"
-#: Excess that is told of a figure that is not known: not infinity, which Optuna's storage does not take.
+#: Excess reported for an unknown figure: not infinity, which Optuna's storage does not accept.
 _MOST_EXCESS = 1e3
-#: Attribute of an Optuna trial that holds our own record of it.
+#: Attribute of an Optuna trial that holds autotune's own record of it.
 RECORD = "autotune"
 #: Start of the names of an Optuna study's attributes that hold its heats.
 HEAT = "autotune_heat_"
@@ -49,18 +49,20 @@ PREDICTED = "autotune_predicted"
 
 
 def distributions(space: Space) -> dict[str, CategoricalDistribution]:
-    """One categorical distribution per knob, over its legal values.
+    """Return one categorical distribution per knob, over its legal values.
 
     The baseline's value is always included, even if ``--set`` excludes it: trial 0 uses it.
     """
-    found = {}
+    result = {}
     for name in space.choices:
         values = list(space.legal(name))
-        stated = space.baseline.get(name)
-        if stated is not None and not any(v == stated and type(v) is type(stated) for v in values):
-            values.insert(0, stated)
-        found[name] = CategoricalDistribution(values)
-    return found
+        baseline_value = space.baseline.get(name)
+        if baseline_value is not None and not any(
+            v == baseline_value and type(v) is type(baseline_value) for v in values
+        ):
+            values.insert(0, baseline_value)
+        result[name] = CategoricalDistribution(values)
+    return result
 
 
 def suggest(trial: optuna.Trial, space: Space) -> dict[str, Value]:
@@ -85,11 +87,11 @@ def tell(
     """Report to Optuna how a trial ended.
 
     ``complete``: its scores, with a violated constraint if it does not meet what is required. Infeasible: PRUNED with a
-    violated constraint, because TPE ignores FAIL. ``pruned``: PRUNED with the rate seen, so that TPE ranks it below
-    complete trials. Anything else: FAIL, because it says nothing about the configuration.
+    violated constraint, because TPE ignores FAIL. ``pruned``: PRUNED with the observed rate, so that TPE ranks it below
+    complete trials. Anything else: FAIL, because it shows nothing about the configuration.
 
     Args:
-        scores: by each objective; empty if there is none.
+        scores: one for each objective; empty if there is none.
         excess: by how much the trial fails to meet what is required, at most 0 if it meets it.
     """
     # If the process was killed between this and tell(), the constraint is set already; Optuna warns about a second one.
@@ -127,14 +129,14 @@ _GRID_LOOK = 5000
 
 
 def make_sampler(name: str, seed: int) -> BaseSampler | None:
-    """Create one of Optuna's samplers by our name for it, with Optuna's defaults.
+    """Create one of Optuna's samplers by autotune's name for it, with Optuna's defaults.
 
     Args:
         seed: already mixed with the number of existing trials, so that a resumed search does not repeat them.
 
     Returns:
         ``None`` for ``grid``, which needs no proposals: Optuna's own grid sampler cannot handle knobs that are inactive
-        where others have a certain value.
+        for certain values of others.
 
     Raises:
         UnknownNameError: there is no such sampler.
@@ -146,11 +148,11 @@ def make_sampler(name: str, seed: int) -> BaseSampler | None:
     if name == "gp":
         return optuna.samplers.GPSampler(seed=seed)
     if name in ("tpe", "tpe-multivariate"):
-        together = name == "tpe-multivariate"
+        multivariate = name == "tpe-multivariate"
         with warnings.catch_warnings():
             # `group` handles knobs that are active only in some trials; it is marked experimental.
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            return optuna.samplers.TPESampler(multivariate=together, group=together, seed=seed)
+            return optuna.samplers.TPESampler(multivariate=multivariate, group=multivariate, seed=seed)
     raise UnknownNameError("sampler", name, SAMPLERS)
 
 
@@ -161,9 +163,9 @@ class HeatProposal:
     Attributes:
         side: whether the device or the loader is compared.
         entrants: the first is the reference.
-        least_per_s: what a second is worth elsewhere in the search: the improvement that it brings, in natural
-            logarithms of the objective.
-        seconds: what the heat is expected to take.
+        least_per_s: what a second is worth elsewhere in the search: the improvement it brings, in natural logarithms of
+            the objective.
+        seconds: expected duration of the heat.
     """
 
     side: Side
@@ -187,8 +189,8 @@ class Searcher(BaseSampler):
         """Return the configuration to try next, without its inactive knobs."""
 
     def heat(self, study: optuna.Study) -> HeatProposal | None:
-        """Return the heat to run before the next trial, or ``None`` if a trial is worth more, which is the default: for
-        samplers that learn only from trials."""
+        """Return the heat to run before the next trial, or ``None`` if a trial is worth more. The default, for samplers
+        that learn only from trials, is ``None``."""
         return None
 
     def fits(self, study: optuna.Study, config: Config) -> bool:
@@ -212,7 +214,7 @@ class Searcher(BaseSampler):
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        # Called only for what an enqueued trial left open: use the baseline's own value if there is one.
+        # Called only for knobs that an enqueued trial leaves open: use the baseline's value if there is one.
         return self.space.baseline.get(param_name, self.space.legal(param_name)[0])
 
 
@@ -238,8 +240,8 @@ class LegalSampler(Searcher):
         self._spare: dict[str, Value] | None = None
 
     def reason_to_end(self, study: optuna.Study) -> str | None:
-        """Return why there is nothing more to propose, or ``None`` if an acceptable configuration is left. That one is
-        kept in case `proposal` finds none, because what is acceptable changes over time."""
+        """Return why there is nothing more to propose, or ``None`` if an acceptable configuration is left. It is kept
+        in case `proposal` finds none, because what is acceptable changes over time."""
         self._spare = next(self._untried(), None)
         return NOTHING_LEFT if self._spare is None else None
 
@@ -247,26 +249,26 @@ class LegalSampler(Searcher):
         return (config for config in self.space.grid() if self._acceptable(config))
 
     def proposal(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Value]:
-        found: dict[str, Value] = {}
+        config: dict[str, Value] = {}
         for _ in range(self._proposals):
-            found = canonical(self._ask(study, trial))
-            if self._acceptable(found):
-                return found
+            config = canonical(self._ask(study, trial))
+            if self._acceptable(config):
+                return config
         remaining = list(islice(self._untried(), _GRID_LOOK if self._proposals else 1))
         self._rng.shuffle(remaining)
         # Closer to the inner sampler's intent than a random choice.
-        return min(remaining, key=lambda c: distance(c, found), default=dict(self._spare or {}))
+        return min(remaining, key=lambda c: distance(c, config), default=dict(self._spare or {}))
 
     def _ask(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Value]:
         if self._view is not None:
             study = self._view.of(study)
             trial = self._view.ask()
         inner_space = self._inner.infer_relative_search_space(study, trial)
-        found: dict[str, Value] = self._inner.sample_relative(study, trial, inner_space)
+        config: dict[str, Value] = self._inner.sample_relative(study, trial, inner_space)
         for name, distribution in distributions(self.space).items():
-            if name not in found and not is_idle(name, found):
-                found[name] = self._inner.sample_independent(study, trial, name, distribution)
-        return found
+            if name not in config and not is_idle(name, config):
+                config[name] = self._inner.sample_independent(study, trial, name, distribution)
+        return config
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
         self._inner.before_trial(study, trial)
@@ -279,8 +281,8 @@ class LegalSampler(Searcher):
 
 
 class CompleteView:
-    """A copy of a study for a sampler that learns only from complete trials. Pruned trials are added with the rate
-    seen, infeasible ones with the slowest rate so far. The study itself does not contain these scores."""
+    """A copy of a study for a sampler that learns only from complete trials. Pruned trials are added with the observed
+    rate, infeasible ones with the slowest rate so far. The study itself does not contain these scores."""
 
     def __init__(self, space: Space) -> None:
         self._offered: dict[str, BaseDistribution] = dict(distributions(space))
@@ -299,13 +301,13 @@ class CompleteView:
                 continue
             self._entered.add(trial.number)
             self._slowest = min(self._slowest, math.inf if value is None else value)
-            told = self._slowest if value is None else value
-            if math.isfinite(told):
+            score = self._slowest if value is None else value
+            if math.isfinite(score):
                 self._study.add_trial(
                     optuna.trial.create_trial(
                         params=dict(trial.params),
                         distributions={n: self._offered[n] for n in trial.params},
-                        value=told,
+                        value=score,
                     )
                 )
         return self._study
@@ -322,7 +324,7 @@ class CompleteView:
 
 #: A graph that the study has compiled before comes from inductor's cache and takes this fraction of the time.
 WARM_COMPILE = 0.3
-#: Prior for the number of steps a trial needs even if each is slow: the first, the warm-up and the minimum windows.
+#: Prior for the number of steps a trial needs however slow they are: the first, the warm-up and the minimum windows.
 STEPS, STEPS_SD = 4.0, 4.0
 
 
@@ -336,12 +338,12 @@ class CostModel:
 
     Args:
         usual_s: duration of a trial without compiling, before one has been observed.
-        compile_limit_s: time limit of compiling; what is expected to take longer never ends.
-        must_compile: every mode on offer compiles. Then one is tried at least once, however long it is guessed to take.
+        compile_limit_s: time limit of compiling; the expected time of anything longer is infinite.
+        must_compile: every mode on offer compiles, so one is tried at least once, however long it is guessed to take.
 
     Attributes:
-        startup_s: the shortest time from the start of a trial to its first step; 0 before there was one.
-        follows: returns whether a configuration needs no start of its own now.
+        startup_s: the shortest time from the start of a trial to its first step; 0 before the first trial.
+        follows: returns whether a configuration currently needs no start of its own.
     """
 
     def __init__(self, usual_s: float = 0.0, *, compile_limit_s: float = math.inf, must_compile: bool = False) -> None:
@@ -350,7 +352,7 @@ class CostModel:
         self._usual_s = usual_s
         self._compile_limit_s = compile_limit_s
         self._must_compile = must_compile
-        #: Seconds after which compiling in a mode was ended by a time limit.
+        #: Seconds after which a time limit ended compiling in a mode.
         self._at_least_s: dict[str, float] = {}
         self._plain: list[tuple[float, float]] = []
         self._compile_s: dict[str, float] = {}
@@ -358,8 +360,8 @@ class CostModel:
         self._line: tuple[float, float] | None = None
 
     def learn(self, config: Config, result: TrialResult) -> None:
-        """Record the duration of a complete trial, the compile time of any trial that got past compiling, and the time
-        in which one did not."""
+        """Record the duration of a complete trial, the compile time of any trial that got past compiling, and how long
+        a trial compiled that did not."""
         mode, compile_s = mode_of(config), result.phase_s.get(Phase.COMPILE, 0.0)
         if mode != "off" and result.status is TrialStatus.TIMEOUT and result.phase is Phase.COMPILE:
             self._at_least_s[mode] = max(compile_s, self._at_least_s.get(mode, 0.0))
@@ -377,7 +379,7 @@ class CostModel:
         self._line = None
 
     def learn_entrant(self, entrant: HeatEntrant) -> None:
-        """Record the compile time of an entrant of a heat: its first step."""
+        """Record the compile time of an entrant of a heat: that of its first step."""
         mode = mode_of(entrant.config)
         if mode != "off" and any(entrant.turns) and entrant.first_step_s is not None:
             self._compile_s[mode] = max(entrant.first_step_s, self._compile_s.get(mode, 0.0))
@@ -392,13 +394,13 @@ class CostModel:
         return self.plain_s(config, rate_per_s) + self.compile_s(mode_of(config), graph(config))
 
     def plain_s(self, config: Config, rate_per_s: float | None = None) -> float:
-        """Return the same without compiling."""
+        """Return the approximate duration of a trial without compiling; see `expected_s`."""
         fixed_s, steps = self.line
         step_s = self.usual_step_s if rate_per_s is None else int(config["batch_size"]) / rate_per_s
         return max(0.0, fixed_s - self.startup_s + self.starts_s(config)) + steps * step_s
 
     def starts_s(self, config: Config) -> float:
-        """Return how long a launch takes to its first step."""
+        """Return how long a launch takes until its first step."""
         return 0.0 if self.follows(config) else self.startup_s
 
     def compile_s(self, mode: str, name: str) -> float:
@@ -409,7 +411,7 @@ class CostModel:
         """
         if mode == "off":
             return 0.0
-        # Once something has compiled in this mode, one that did not end in time says little about the others.
+        # Once something has compiled in this mode, a compilation that did not end in time says little about others.
         least_s = self._compile_s[mode] if mode in self._compile_s else self._at_least_s.get(mode, 0.0)
         guess_s = 0.0 if mode in self._compile_s else GUESS_S.get(mode, max(GUESS_S.values()))
         cold_s = max(least_s, guess_s)
@@ -418,7 +420,7 @@ class CostModel:
         return math.inf if (least_s if self._must_compile else cold_s) >= self._compile_limit_s else cold_s
 
     def has_compiled(self, mode: str) -> bool:
-        """Return whether compile times in the mode are known from a compilation, and not only guessed."""
+        """Return whether the compile time in the mode is known from a compilation rather than guessed."""
         return mode == "off" or mode in self._compile_s
 
     @property
@@ -428,7 +430,7 @@ class CostModel:
 
     @property
     def line(self) -> tuple[float, float]:
-        """Fixed seconds of a trial, and the number of steps it takes in addition."""
+        """Fixed seconds of a trial, and the number of steps it runs in addition."""
         if not self._plain:
             return self._usual_s, 0.0
         if self._line is None:
@@ -442,35 +444,35 @@ def graph(config: Config) -> str:
 
 
 def cold_compiles(trials: Sequence[Trial], heats: Sequence[Heat]) -> dict[str, float]:
-    """Return the longest first step, in seconds, of each `graph` that was compiled: that with a cold cache.
+    """Return the longest first step, in seconds, of each `graph` that was compiled: the one with a cold cache.
 
-    A later launch of the same graph meets a warm one, even if it is the first with its configuration.
+    A later launch of the same graph meets a warm cache, even if it is the first of its configuration.
     """
-    seen = [(t.config, t.result.measurement.compile_s) for t in trials if t.result.measurement is not None]
-    seen += [(e.config, e.first_step_s or 0.0) for heat in heats for e in heat.entrants if any(e.turns)]
-    found: dict[str, float] = {}
-    for config, seconds in seen:
+    first_steps = [(t.config, t.result.measurement.compile_s) for t in trials if t.result.measurement is not None]
+    first_steps += [(e.config, e.first_step_s or 0.0) for heat in heats for e in heat.entrants if any(e.turns)]
+    longest: dict[str, float] = {}
+    for config, seconds in first_steps:
         if mode_of(config) != "off":
-            found[graph(config)] = max(seconds, found.get(graph(config), 0.0))
-    return found
+            longest[graph(config)] = max(seconds, longest.get(graph(config), 0.0))
+    return longest
 
 
 def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return fixed seconds and steps. Outliers (disturbed trials) affect the fixed part only through its median."""
-    steps_seen = [step_s for _, step_s in points]
-    centre = sum(steps_seen) / len(points)
+    """Return the fixed seconds and the steps. Outliers (disturbed trials) affect the fixed part only via a median."""
+    step_times = [step_s for _, step_s in points]
+    centre = sum(step_times) / len(points)
     walls = sum(w for w, _ in points) / len(points)
     # A ridge penalty towards STEPS, scaled to trials that scatter by a second.
     ridge = 1 / STEPS_SD**2
-    across = sum((s - centre) ** 2 for s in steps_seen) + ridge
-    slope = (sum((s - centre) * (w - walls) for w, s in points) + ridge * STEPS) / across
+    denominator = sum((s - centre) ** 2 for s in step_times) + ridge
+    slope = (sum((s - centre) * (w - walls) for w, s in points) + ridge * STEPS) / denominator
     slope = max(0.0, slope)
     return max(0.0, median(w - slope * s for w, s in points)), slope
 
 
 # What finished trials teach a search and its sampler: configurations to avoid, and the duration of trials.
 
-#: How an entrant of a heat fails for a reason of its own, by the heat's side.
+#: Failures of a heat's entrant that are due to the entrant itself, by the heat's side.
 _LESSONS = {
     "device": (TrialStatus.OOM, TrialStatus.COMPILE_FAILED, TrialStatus.DIVERGED),
     "loader": (TrialStatus.SHM_EXHAUSTED,),
@@ -501,8 +503,8 @@ class Experience:
             return
         self._heats.add(heat.number)
         for entrant in heat.heat.entrants:
-            # What has run in a process of its own will run there again, whatever happened among others; and what takes
-            # long there, or much of the host's memory, may not do so alone.
+            # A configuration that has run in a process of its own will run there again, whatever happened among others;
+            # and one that takes long among others, or much of the host's memory, may not do so alone.
             if key(entrant.config) not in self.ran and (
                 entrant.status in _LESSONS[heat.heat.side] or entrant.refuses is not None
             ):
@@ -516,7 +518,7 @@ class Experience:
 
     def learn(self, trial: Trial) -> None:
         """Learn from a finished trial."""
-        # A trial killed while it was created has no configuration; a transient failure says nothing about it.
+        # A trial killed during its creation has no configuration; a transient failure shows nothing about its own.
         if trial.number in self._entered or not trial.config or trial.result.transient:
             return
         self._entered.add(trial.number)

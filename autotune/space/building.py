@@ -1,4 +1,4 @@
-"""The legal space here."""
+"""The space of legal configurations on this machine."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Choice:
 
     Attributes:
         refused: why it is refused; ``None`` if it is legal.
-        further: a number that is not on its knob's ladder; it is tried only if the best so far is at most twice or half
-            of it.
+        further: a number that is not on its knob's ladder; it is tried only if the best so far is within a factor of
+            two of it.
     """
 
     value: Value
@@ -53,7 +53,7 @@ class Space:
         speed_only: the workload's knobs that are declared to change only the speed.
         on_purpose: those that are declared to change what is trained.
         between_launches: knobs that a script is started with, so that no heat compares them.
-        only: keys of the configurations that may be launched, if these are not all combinations of the choices.
+        only: keys of the configurations that may be launched, if not all combinations of the choices.
     """
 
     choices: Mapping[str, tuple[Choice, ...]]
@@ -81,9 +81,11 @@ class Space:
 
     @cached_property
     def further(self) -> Mapping[str, tuple[Value, ...]]:
-        """The other legal values, which are tried only beside the best so far, of each knob that has some."""
-        found = {n: tuple(c.value for c in cs if c.further and not c.refused) for n, cs in self.choices.items()}
-        return {name: values for name, values in found.items() if values}
+        """The other legal values of each knob that has any; they are tried only next to the best so far."""
+        further = {
+            n: tuple(c.value for c in choices if c.further and not c.refused) for n, choices in self.choices.items()
+        }
+        return {name: values for name, values in further.items() if values}
 
     def beside(self, name: str, value: Value | None) -> tuple[Value, ...]:
         """Return the `further` values of a knob that are at most a factor of two away from ``value``."""
@@ -95,8 +97,8 @@ class Space:
         """Return why a training cannot be switched from one configuration to another, as a clause; ``None`` if it
         can."""
         differ = [n for n in sorted(config.keys() | other.keys()) if config.get(n) != other.get(n)]
-        told = next((name for name in differ if name in self.between_launches), None)
-        return why_apart(config, other) if told is None else f"{told} needs a launch of its own"
+        launch_knob = next((name for name in differ if name in self.between_launches), None)
+        return why_apart(config, other) if launch_knob is None else f"{launch_knob} needs a launch of its own"
 
     def refusal(self, config: Config) -> str | None:
         """Return why a configuration may not be launched here; ``None`` if it may."""
@@ -139,7 +141,7 @@ class Space:
 
     @property
     def shm_sentence(self) -> str | None:
-        """What a small /dev/shm keeps from being searched at the baseline's batch size, as a sentence; ``None`` if
+        """A sentence on what a small /dev/shm excludes from the search at the baseline's batch size; ``None`` if
         nothing."""
         offered = [int(v) for v in (self.legal(WORKERS.name) if WORKERS.name in self.choices else ()) if v]
         fitting = [
@@ -154,46 +156,46 @@ class Space:
         return f"/dev/shm has {self.shm_bytes / 2**20:.0f} MiB, so {workers} tried at batch {batch} ({MORE_SHM})"
 
     def _queued_bytes(self, config: Config) -> int:
-        """Return the bytes of all batches in the workers' queues; 0 if the size of a sample is not known."""
+        """Return the bytes of all batches in the workers' queues; 0 if the size of a sample is unknown."""
         return queued_batches(config) * int(config["batch_size"]) * (self.sample_bytes or 0)
 
     def _descriptor_refusal(self, config: Config, workers: int, batch: int) -> str | None:
         # With PyTorch's sharing strategy file_descriptor, a tensor from a worker is an open file until it is freed. If
         # one worker lags, all the batches prepared by the others wait in the training process.
         tensors = self.batch_tensors + self.sample_tensors * batch
-        wanted = queued_batches(config) * tensors + OWN_DESCRIPTORS + WORKER_DESCRIPTORS * workers
-        if self.open_files is None or wanted <= self.open_files:
+        needed = queued_batches(config) * tensors + OWN_DESCRIPTORS + WORKER_DESCRIPTORS * workers
+        if self.open_files is None or needed <= self.open_files:
             return None
         return (
-            f"{workers} workers would hold {wanted} files open, one for each tensor in their queues, and "
+            f"{workers} workers would hold {needed} files open, one for each tensor in their queues, and "
             f"{self.open_files} are allowed (raise `ulimit -n`)"
         )
 
     def completed(self, config: Config) -> dict[str, Value]:
-        """Adapt a configuration from another space: values that are missing, or are not a choice here, are taken from
-        the baseline, or else from the first choice."""
-        found: dict[str, Value] = {}
+        """Adapt a configuration from another space: values that are missing, or not legal here, are taken from the
+        baseline, or else from the first legal choice."""
+        result: dict[str, Value] = {}
         for name in self.choices:
             legal = self.legal(name)
-            own = self.baseline.get(name, legal[0] if legal else None)
+            default = self.baseline.get(name, legal[0] if legal else None)
             value = config.get(name)
-            known = any(value == v and type(value) is type(v) for v in legal)
-            chosen = value if known else own
-            if chosen is not None:
-                found[name] = chosen
-        return canonical(found)
+            is_legal = any(value == v and type(value) is type(v) for v in legal)
+            value_here = value if is_legal else default
+            if value_here is not None:
+                result[name] = value_here
+        return canonical(result)
 
     def grid(self) -> Iterator[dict[str, Value]]:
         """Yield every legal configuration of `rungs` once, in canonical form. Lazy: a space can hold 10⁵ of them."""
         names = list(self.choices)
-        seen: set[str] = set()
+        keys: set[str] = set()
 
         def walk(index: int, config: dict[str, Value]) -> Iterator[dict[str, Value]]:
             if index == len(names):
-                found = canonical(config)
-                if self.combination_refusal(found) is None and (k := key(found)) not in seen:
-                    seen.add(k)
-                    yield found
+                complete = canonical(config)
+                if self.combination_refusal(complete) is None and (k := key(complete)) not in keys:
+                    keys.add(k)
+                    yield complete
                 return
             name = names[index]
             if is_idle(name, config):
@@ -231,7 +233,8 @@ class SpaceRequest:
         baseline: what the user runs today, as far as it differs from the defaults.
         keep_batch_size: search at the baseline's batch size only.
         global_batch: see `SiteFacts`.
-        told: of knobs that a script's own flags set value by value, these. No others are possible, but its own.
+        told: the values of knobs that a script's own flags set value by value. No others are possible except the one
+            the script has by itself.
     """
 
     narrowed: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
@@ -243,10 +246,10 @@ class SpaceRequest:
     told: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
 
     def own(self, name: str, facts: SiteFacts) -> Value | None:
-        """Return the value that a script has by itself; ``None`` if nothing tells."""
-        seen = (facts.probe.own or {}).get(name)
-        if seen is not None or name not in self.told or is_idle(name, facts.probe.own or {}):
-            return seen
+        """Return the value that a script has by itself; ``None`` if unknown."""
+        value = (facts.probe.own or {}).get(name)
+        if value is not None or name not in self.told or is_idle(name, facts.probe.own or {}):
+            return value
         return self.baseline.get(name, KNOBS[name].default_here(facts))
 
 
@@ -278,13 +281,13 @@ def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
     pinned = {**request.fixed, **kept}
     for name, offered in considered.items():
         wanted = (pinned[name],) if name in pinned else request.narrowed.get(name)
-        stated = {repr(given[name]) for given in (request.fixed, request.baseline) if name in given}
+        stated = {repr(values[name]) for values in (request.fixed, request.baseline) if name in values}
         choices[name] = _narrow(name, offered, wanted, stated, facts, request)
         # A sentence about the value that the user named is more useful than "no value left".
         if not any(c.refused is None for c in choices[name]):
             refused = choices[name][0]
             if refused.refused is not None and wanted is None and probe.own is not None:
-                # Nothing can be set from outside, and nobody asked for it.
+                # Nothing can be set from outside, and the user did not ask for it.
                 inactive[name] = refused.refused
                 del choices[name]
                 baseline.pop(name, None)
@@ -317,8 +320,8 @@ def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
             advice="--batch-size or --baseline states another one.",
         )
     if next(space.grid(), None) is None:
-        left = {name: space.legal(name)[0] for name in space.choices}
-        why = space.combination_refusal(canonical(left))
+        first_values = {name: space.legal(name)[0] for name in space.choices}
+        why = space.combination_refusal(canonical(first_values))
         raise ImpossibleError(
             f"no combination of the values left is possible here: {why}", advice="allow more with --set, or fix less."
         )
@@ -369,16 +372,16 @@ def _considered(facts: SiteFacts, request: SpaceRequest) -> tuple[dict[str, tupl
 
 
 def _unasked(name: str, facts: SiteFacts, request: SpaceRequest, values: tuple[Value, ...]) -> str | None:
-    """Return why a knob that takes part only where its values are stated does not; ``None`` if it does."""
-    own = name.removeprefix("workload.") in facts.probe.workload_unasked
-    searched = KNOBS[name].searched if name in KNOBS else not own
+    """Return why a knob that takes part only if its values are stated does not; ``None`` if it does."""
+    on_request = name.removeprefix("workload.") in facts.probe.workload_unasked
+    searched = KNOBS[name].searched if name in KNOBS else not on_request
     if searched or name in (*request.narrowed, *request.fixed, *request.baseline):
         return None
     return f"takes part where it is asked for: --set {name}={','.join(map(spell, values))}"
 
 
 def _with(knob: Knob, ladder: tuple[Value, ...], more: tuple[Value | None, ...]) -> tuple[Value, ...]:
-    """Return a ladder with the values that a script has by itself, or its own flags set, which may be any."""
+    """Return a ladder extended by arbitrary values: those that a script has by itself, or that its own flags set."""
     further = tuple(dict.fromkeys(value for value in more if value is not None and value not in ladder))
     return tuple(sorted((*ladder, *further), key=int)) if further and knob.numeric else (*ladder, *further)
 
@@ -386,7 +389,7 @@ def _with(knob: Knob, ladder: tuple[Value, ...], more: tuple[Value | None, ...])
 def _baseline(facts: SiteFacts, request: SpaceRequest) -> dict[str, Value]:
     """Return what the user runs today: PyTorch's defaults, overridden by what was stated.
 
-    What is pinned for the search is not stated about today: the baseline may lie outside the pinned space.
+    Pinning a value for the search says nothing about today: the baseline may lie outside the pinned space.
     """
     own = facts.probe.own or {}
     active = {
@@ -407,7 +410,7 @@ def _refusal(name: str, value: Value, facts: SiteFacts, request: SpaceRequest, *
     if name not in KNOBS:
         return None
     if request.own(name, facts) == value:
-        # It is what the script does by itself.
+        # The script does this by itself.
         return None
     if name in request.told and value not in request.told[name]:
         return "--map says nothing of it"

@@ -48,7 +48,7 @@ def canonical(config: Config) -> dict[str, Value]:
 
 
 def too_large(config: Config, host: Host) -> str | None:
-    """Return which number of a configuration a machine cannot stand, and why; ``None`` if there is none."""
+    """Return which number of a configuration is too large for a machine, and why; ``None`` if there is none."""
     reasons = ((knob, value, knob.too_large(value, host)) for knob, value in settings(config))
     return next((f"{knob.name}={spell(value)}: {reason}" for knob, value, reason in reasons if reason), None)
 
@@ -87,7 +87,7 @@ def maths_part(config: Config) -> dict[str, Value]:
 
 def delivery_part(config: Config) -> dict[str, Value]:
     """Return the knobs that affect the rate of a loader alone: its workers, the batch size, and the workload's knobs.
-    Queues, pinning and workers that persist show only in a training."""
+    Queues, pinning and persistent workers take effect only in a training."""
     return {n: v for n, v in loader_part(config).items() if n == WORKERS or not is_loaders(n)}
 
 
@@ -97,7 +97,7 @@ def is_loaders(name: str) -> bool:
 
 
 def loads_as(config: Config, baseline: Config) -> bool:
-    """Whether a configuration's loader is set as the baseline's, so that there is nothing to compare."""
+    """Return whether a configuration's loader has the baseline's settings, so that there is nothing to compare."""
     return all(config.get(n) == baseline.get(n) for n in config.keys() | baseline.keys() if is_loaders(n))
 
 
@@ -130,9 +130,9 @@ def why_apart(config: Config, other: Config) -> str | None:
         knob = KNOBS.get(name)
         if config.get(name) != other.get(name) and (knob is None or not knob.switchable):
             return f"{name} cannot be switched in a running process"
-    for one in (config, other):
-        if mode_of(one) in CUDAGRAPH_MODES:
-            return f"CUDA graphs ({mode_of(one)}) hold the weights at fixed addresses"
+    for each in (config, other):
+        if mode_of(each) in CUDAGRAPH_MODES:
+            return f"CUDA graphs ({mode_of(each)}) hold the weights at fixed addresses"
     return None
 
 
@@ -148,9 +148,11 @@ def parse_value(name: str, text: str, workload_knobs: Mapping[str, tuple[Value, 
     if name not in KNOBS:
         unknown = UnknownNameError("knob", name, KNOBS)
         if not unknown.closest:
-            # The workload's own knobs are not known yet.
-            own = f"known: {', '.join(sorted(KNOBS))}; a workload's own begin with `workload.`, as in workload.{name}."
-            raise UnknownNameError("knob", name, KNOBS, advice=own)
+            # The workload's own knobs are still unknown.
+            advice = (
+                f"known: {', '.join(sorted(KNOBS))}; a workload's own begin with `workload.`, as in workload.{name}."
+            )
+            raise UnknownNameError("knob", name, KNOBS, advice=advice)
         raise unknown
     knob = KNOBS[name]
     if knob.values is None:
@@ -175,28 +177,28 @@ def _parse_workload_value(name: str, text: str, declared: Mapping[str, tuple[Val
     short = name.removeprefix("workload.")
     if short not in declared:
         advice = None if declared else "it declares none: KNOBS in its file would."
-        raise UnknownNameError("knob of the workload", name, [f"workload.{own}" for own in declared], advice=advice)
+        raise UnknownNameError("knob of the workload", name, [f"workload.{knob}" for knob in declared], advice=advice)
     by_text = {spell(value): value for value in declared[short]}
-    # `True` is what Python calls it.
-    found = text if text in by_text else text.lower()
-    if found not in by_text:
+    # Python spells it `True`.
+    choice = text if text in by_text else text.lower()
+    if choice not in by_text:
         raise UnknownNameError(f"value of {name}", text, by_text, advice=f"choices: {', '.join(by_text)}.")
-    return by_text[found]
+    return by_text[choice]
 
 
 def environment(config: Config) -> dict[str, str]:
     """Return the environment variables that a configuration needs before CUDA is initialized."""
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for knob, value in settings(config):
-        found |= knob.environment(value)
-    return found
+        variables |= knob.environment(value)
+    return variables
 
 
-# Infers from the failure of one configuration that others would fail, too.
+# Infers from the failure of one configuration that others would fail as well.
 
 #: Knobs that affect device memory, except the number of samples.
 _MEMORY = tuple(name for name, knob in KNOBS.items() if knob.memory and name not in AT_ONCE)
-#: Knobs that affect what a step computes, or in which order.
+#: Knobs that affect what a step computes, or in what order.
 _ARITHMETIC = tuple(name for name, knob in KNOBS.items() if knob.scope not in (Scope.PROCESS, Scope.LOADER))
 #: Knobs that, with the workload, determine whether a compiler can handle the model.
 _COMPILED = tuple(
@@ -209,7 +211,7 @@ _Part = tuple[tuple[str, str], ...]
 
 
 class Lessons:
-    """Configurations not to try, because they share with a failed one all that could cause the failure.
+    """Configurations not to try, because they share everything that could cause the failure with a failed one.
 
     ===============  ==========================================================================================
     status           ruled out are configurations with
@@ -225,13 +227,13 @@ class Lessons:
     timeout, hang    no difference at all: a slow launch may have met a cold cache or a slow disk
     ===============  ==========================================================================================
 
-    Whatever its status, a failure by which something refuses a knob's value (a precision, a memory format) rules out
-    all configurations with it, unless one of them has completed a trial. Any other status says nothing about other
-    configurations. The workload's own knobs must match in every case.
+    Whatever its status, a failure because something refuses a knob's value (a precision, a memory format) rules out
+    all configurations with that value, unless one of them has completed a trial. Any other status shows nothing about
+    other configurations. The workload's own knobs must match in every case.
     """
 
     def __init__(self) -> None:
-        #: How many times something was learned: as long as it stays, `rule_out` says the same.
+        #: How many times something was learned; while it is unchanged, so are the answers of `rule_out`.
         self.learned = 0
         self._failed: set[str] = set()
         #: Smallest batch size that failed.
@@ -244,12 +246,12 @@ class Lessons:
         self._diverged: set[_Part] = set()
         self._trained: set[_Part] = set()
         self._wrong: set[str] = set()
-        #: What delivers other samples: any number of workers but this one, and ways to set the loader.
+        #: What delivers other samples: any number of workers but this one, and some settings of the loader.
         self._only_workers: int | None = None
         self._other_data: set[_Part] = set()
         #: Nothing can be compiled on this machine.
         self.cannot_compile = False
-        #: Knobs with values that something in the training refuses, with the workload's knobs; and of those that ran.
+        #: Knobs with values that something in the training refuses, with the workload's knobs; and those that ran.
         self.refused: set[tuple[str, Value, _Part]] = set()
         self._ran: set[tuple[str, Value, _Part]] = set()
 
@@ -259,8 +261,8 @@ class Lessons:
         """Record how a configuration ended.
 
         Args:
-            cannot_compile: it failed for a reason that is this machine's and not the model's.
-            refuses: the knob because of whose value it failed: something in the training refuses it.
+            cannot_compile: it failed because of this machine, not because of the model.
+            refuses: the knob whose value something in the training refuses, which is why it failed.
         """
         self.learned += 1
         self.cannot_compile |= cannot_compile
@@ -293,8 +295,9 @@ class Lessons:
         self._wrong.add(key(maths_part(config)))
 
     def learn_other_data(self, config: Config, baseline: Config) -> None:
-        """Record that a configuration's loader delivers other samples than the baseline's. If it has other workers,
-        that rules out any others than the baseline's; otherwise all that set the loader in the same way."""
+        """Record that a configuration's loader delivers other samples than the baseline's. If its number of workers
+        differs from the baseline's, that rules out every other number; otherwise, all configurations with the same
+        settings of the loader."""
         self.learned += 1
         if workers_of(config) != workers_of(baseline):
             self._only_workers = workers_of(baseline)
@@ -317,7 +320,7 @@ class Lessons:
 
     def rule_out(self, config: Config) -> bool:
         """Return whether a configuration would fail like a known one, or train wrongly like one."""
-        # Asked of thousands of configurations at a time, while most kinds of failure have not happened.
+        # Called for thousands of configurations at a time, while most kinds of failure have not happened.
         at_once, queued = samples_at_once(config), queued_batches(config)
         samples = queued * int(config["batch_size"])
         return bool(

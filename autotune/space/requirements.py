@@ -26,7 +26,7 @@ class Requirement:
     Attributes:
         at_most: the figure must not be above the limit; otherwise, not below it.
         limit: in the figure's unit.
-        text: as it was typed.
+        text: as the user typed it.
     """
 
     figure: Figure
@@ -41,10 +41,10 @@ class Requirement:
         """Return by how much the limit is exceeded, as a natural logarithm; at most 0 if the requirement is met.
 
         Returns:
-            ``None`` if the figure is not known.
+            ``None`` if the figure is unknown.
 
         Raises:
-            UsageError: it needs what is not known of the training.
+            UsageError: the figure needs something that is unknown about the training.
         """
         try:
             value = figure_of(self.figure, measurements, goal)
@@ -52,13 +52,13 @@ class Requirement:
             raise UsageError(f"{_FLAG} {self}: {error}") from error
         if value is None:
             return None
-        over = math.log(max(value, _LEAST) / max(self.limit, _LEAST))
-        return over if self.at_most else -over
+        excess = math.log(max(value, _LEAST) / max(self.limit, _LEAST))
+        return excess if self.at_most else -excess
 
 
 @dataclass(frozen=True)
 class Requirements:
-    """All that is required of a configuration of one study."""
+    """All requirements on a configuration of one study."""
 
     every: tuple[Requirement, ...] = ()
     goal: Goal = field(default_factory=Goal)
@@ -71,43 +71,45 @@ class Requirements:
 
     @classmethod
     def parsed(cls, texts: Iterable[str], goal: Goal) -> Requirements:
-        """Parse what `requirement` parses.
+        """Parse several texts, each with `requirement`.
 
         Raises:
-            UsageError: a text is no requirement, or needs what was not stated of the training.
+            UsageError: a text is no requirement, or needs something that was not stated about the training.
         """
         every = tuple(map(requirement, texts))
-        for one in every:
-            needs = {"training_time": ("length",), "cost": ("price_per_hour",)}.get(one.figure.name, ())
+        for bound in every:
+            needs = {"training_time": ("length",), "cost": ("price_per_hour",)}.get(bound.figure.name, ())
             missing = goal.lacks(needs)
             if missing is not None:
-                raise UsageError(f"{_FLAG} {one}: {missing}")
+                raise UsageError(f"{_FLAG} {bound}: {missing}")
         return cls(every, goal)
 
     def excess(self, measurements: Sequence[Measurement]) -> float:
-        """Return by how much the worst is exceeded, as a natural logarithm: at most 0 if all are met, infinity if a
-        figure is not known."""
-        found = [one.excess(measurements, self.goal) for one in self.every]
-        return max((math.inf if one is None else one for one in found), default=0.0)
+        """Return by how much the limit that is missed most is exceeded, as a natural logarithm: at most 0 if all are
+        met, infinity if a figure is unknown."""
+        excesses = [each.excess(measurements, self.goal) for each in self.every]
+        return max((math.inf if each is None else each for each in excesses), default=0.0)
 
     def excess_of(self, measurement: Measurement) -> float:
-        """Return the same of one launch."""
+        """Return `excess` for one launch."""
         return self.excess([measurement])
 
     def allow(self, trial: Trial) -> bool:
-        """Return whether a trial meets everything by its own launch, as far as that was measured."""
+        """Return whether a trial meets all requirements by its own launch, as far as that was measured."""
         measurement = trial.result.measurement
         return measurement is None or self.met_by([measurement])
 
     def met_by(self, measurements: Sequence[Measurement]) -> bool:
-        """Whether all are met."""
+        """Return whether all requirements are met."""
         return self.excess(measurements) <= 0
 
     def unmet(self, measurements: Sequence[Measurement]) -> list[tuple[Requirement, float | None]]:
-        """Return those that are not met, each with the figure; ``None`` if that is not known."""
-        found = [(one, one.excess(measurements, self.goal)) for one in self.every]
+        """Return the requirements that are not met, each with the figure; ``None`` if that is unknown."""
+        excesses = [(bound, bound.excess(measurements, self.goal)) for bound in self.every]
         return [
-            (one, figure_of(one.figure, measurements, self.goal)) for one, over in found if over is None or over > 0
+            (bound, figure_of(bound.figure, measurements, self.goal))
+            for bound, excess in excesses
+            if excess is None or excess > 0
         ]
 
 
@@ -122,33 +124,33 @@ def requirement(text: str) -> Requirement:
         UsageError: the text has another form, or the value another unit.
         UnknownNameError: there is no such figure.
     """
-    found = _FORM.fullmatch(text)
-    if found is None or found[2] not in ("<=", ">="):
+    match = _FORM.fullmatch(text)
+    if match is None or match[2] not in ("<=", ">="):
         raise UsageError(
             f"{_FLAG} {text[:60]!r} is no requirement", advice="write it as 'peak_memory<=8GiB', in quotes."
         )
-    name, sign, value = found.groups()
+    name, sign, value = match.groups()
     figure = figure_called(name)
     return Requirement(figure, sign == "<=", _value(figure, value, text), f"{figure.name}{sign}{value}")
 
 
 def figure_called(name: str) -> Figure:
-    """Return the figure of a name, or of a short one.
+    """Return the figure with this name or short name.
 
     Raises:
         UnknownNameError: there is none.
     """
-    known = SHORT.get(name, name)
-    if known not in FIGURES:
+    full_name = SHORT.get(name, name)
+    if full_name not in FIGURES:
         raise UnknownNameError("figure", name, FIGURES)
-    return FIGURES[known]
+    return FIGURES[full_name]
 
 
 def _value(figure: Figure, text: str, whole: str) -> float:
-    found = _in_unit(figure, text, whole)
-    if not math.isfinite(found):
+    value = _in_unit(figure, text, whole)
+    if not math.isfinite(value):
         raise UsageError(f"{_FLAG} {whole[:60]!r}: {text[:30]!r} is beyond any figure")
-    return found
+    return value
 
 
 def _in_unit(figure: Figure, text: str, whole: str) -> float:
@@ -156,22 +158,22 @@ def _in_unit(figure: Figure, text: str, whole: str) -> float:
         return float(size_bytes(text, _FLAG))
     if figure.unit == "s":
         return short_duration_s(text, _FLAG)
-    found = _NUMBER.fullmatch(text)
-    if found is None or (found[2] and figure.unit != "fraction"):
+    match = _NUMBER.fullmatch(text)
+    if match is None or (match[2] and figure.unit != "fraction"):
         raise UsageError(f"{_FLAG} {whole[:60]!r}: {text[:30]!r} is no number", advice=f"it is in {figure.unit}.")
-    return float(found[1]) / (100 if found[2] else 1)
+    return float(match[1]) / (100 if match[2] else 1)
 
 
 def figure_of(figure: Figure, measurements: Sequence[Measurement], goal: Goal) -> float | None:
-    """Return a figure over the launches of one configuration: the mean, or the largest where that is what counts.
+    """Return a figure over the launches of one configuration: the mean, or the maximum where that is what counts.
 
     Returns:
         ``None`` if no launch measured it.
 
     Raises:
-        NotScored: it needs what was not stated of the training.
+        NotScored: it needs something that was not stated about the training.
     """
-    known = [value for value in (figure.of(m, goal) for m in measurements) if value is not None]
-    if not known:
+    values = [value for value in (figure.of(m, goal) for m in measurements) if value is not None]
+    if not values:
         return None
-    return max(known) if figure.largest else fmean(known)
+    return max(values) if figure.largest else fmean(values)

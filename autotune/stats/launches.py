@@ -15,7 +15,7 @@ from autotune.stats.rate import LaunchNoise, Rate, t_quantile
 
 # Statistics over several launches: how much they differ, their mean, and whether one configuration beats another.
 #
-# All computed on the logarithm of the rate, because launches differ by percentages.
+# Everything is computed on the logarithm of the rate, because launches differ by percentages.
 
 #: Assumed until a study has repeats of its own. Launches of one training on shared CPU cores differ by 3 to 5 %. On
 #: one H200 they differ by 0.05 %, but the card drifts by 0.25 % within minutes, which affects launches that are not
@@ -27,7 +27,8 @@ MUCH_LARGER = 2.0
 LEAST_DEGREES = 2
 #: Clocks whose ratio differs from 1 by less than this count as equal.
 CLOCKS_AGREE = 0.01
-#: Half-widths of logarithms beyond this, a factor of 10**100, say no more, and their exponential may not be a float.
+#: Half-widths of logarithms are capped here, at a factor of 10**100: larger ones carry no more information, and their
+#: exponential may overflow.
 _WIDEST = 230.0
 
 
@@ -74,11 +75,11 @@ def mean_rate(rates: Sequence[Rate], noise: LaunchNoise) -> Rate:
     if not rates:
         raise ValueError("no launch to average")
     centre = math.exp(fmean(math.log(r.per_s) for r in rates))
-    own = [_own(r) for r in rates]
-    own_se = math.sqrt(sum(se**2 for se, _ in own)) / len(rates)
+    errors = [_own(r) for r in rates]
+    windows_se = math.sqrt(sum(se**2 for se, _ in errors)) / len(rates)
     se = noise.sd / math.sqrt(len(rates))
-    if outdone(noise, own_se * math.sqrt(len(rates))):
-        return _with_interval(centre, own_se, satterthwaite(own), None)
+    if outdone(noise, windows_se * math.sqrt(len(rates))):
+        return _with_interval(centre, windows_se, satterthwaite(errors), None)
     return _with_interval(centre, se, noise.degrees, noise)
 
 
@@ -87,8 +88,8 @@ def outdone(noise: LaunchNoise, own_se: float) -> bool:
 
     Noise learnt from repeats already includes that of the windows, whose estimate sometimes exceeds it by chance.
     Taking the larger of two estimates of the same quantity makes intervals too wide (97 to 98 % coverage in
-    simulation). So the windows' estimate must be much larger, as for a launch that was shorter than the repeats. An
-    assumed noise includes nothing of this launch, so any larger estimate replaces it.
+    simulation). So the windows' estimate must be much larger, as for a launch that was shorter than the repeats.
+    Assumed noise includes nothing of this launch, so any larger estimate replaces it.
     """
     return own_se > (MUCH_LARGER if noise.learnt else 1.0) * noise.sd
 
@@ -104,18 +105,18 @@ def speedup(candidate: Rate, baseline: Rate) -> tuple[float, float, float]:
     ratio = candidate.per_s / baseline.per_s
     spread = math.hypot(candidate.halfwidth, baseline.halfwidth)
     if None not in (candidate.relative_se, candidate.degrees, baseline.relative_se, baseline.degrees):
-        both = [_own(candidate), _own(baseline)]
+        errors = [_own(candidate), _own(baseline)]
         shared = candidate.noise if candidate.noise == baseline.noise else None
-        degrees = shared.degrees if shared else satterthwaite(both)
-        spread = t_quantile(degrees) * math.hypot(both[0][0], both[1][0])
+        degrees = shared.degrees if shared else satterthwaite(errors)
+        spread = t_quantile(degrees) * math.hypot(errors[0][0], errors[1][0])
     return (ratio, *interval_of(ratio, spread))
 
 
 def clocks_allow(clock_mhz: float | None, reference_mhz: float | None) -> float:
-    """Return the least fraction of a rate seen at another clock that a rate must reach, not to be certainly lower.
+    """Return the fraction of a reference rate, measured at another clock, below which a rate is certainly lower.
 
-    At equal clocks the first may be as many times as fast as its clock was lower; see `at_equal_clocks`. 1 if its clock
-    was not lower, by more than `CLOCKS_AGREE`, or if one of them is unknown.
+    At equal clocks, the rate could be faster by as much as its clock was lower; see `at_equal_clocks`. The result is 1
+    if its clock was not lower by more than `CLOCKS_AGREE`, or if one of the clocks is unknown.
     """
     if clock_mhz is None or reference_mhz is None or reference_mhz <= clock_mhz * (1 + CLOCKS_AGREE):
         return 1.0
@@ -123,26 +124,28 @@ def clocks_allow(clock_mhz: float | None, reference_mhz: float | None) -> float:
 
 
 def rounds_to_show(gain: float, noise: LaunchNoise, *, among: int = 1, least: int = 2, most: int = 12) -> int:
-    """Return in how many rounds of launches in turns a gain is likely to be shown: until the half-width of the ratio's
-    logarithm is less. The half-width is Student's, with Bonferroni's inequality if one of several is chosen.
+    """Return how many rounds of interleaved launches are likely to show a gain: enough for the half-width of the
+    ratio's logarithm to be less than it. The half-width is Student's, with a Bonferroni correction if one of several
+    candidates is chosen.
 
     Args:
-        gain: natural logarithm of the ratio that is expected. among: from how many it was chosen.
-        least, most: the result is at least, and at most this.
+        gain: natural logarithm of the expected ratio. among: from how many candidates it was chosen.
+        least, most: bounds of the result.
     """
-    surest = t_quantile(max(1.0, noise.degrees), 1 - 0.025 / max(1, among)) * noise.sd
-    return next((n for n in range(least, most) if surest * math.sqrt(2 / n) < gain), most)
+    halfwidth = t_quantile(max(1.0, noise.degrees), 1 - 0.025 / max(1, among)) * noise.sd
+    return next((n for n in range(least, most) if halfwidth * math.sqrt(2 / n) < gain), most)
 
 
 def at_equal_clocks(ratio: tuple[float, float, float], clocks: float) -> tuple[float, float, float]:
-    """Return ``(ratio, low, high)`` of two rates with the uncertainty of clocks that were not the same.
+    """Return ``(ratio, low, high)`` of two rates, including the uncertainty due to different clocks.
 
-    A rate may follow the clock entirely, or not at all if memory or the loader limits it. So the ratio at equal clocks
-    lies between the measured one and that divided by the clocks' ratio, and the interval is extended on that side.
+    A rate may be proportional to the clock, or independent of it if memory or the loader is the limit. So the ratio at
+    equal clocks lies between the measured one and that divided by the clocks' ratio, and the interval is extended on
+    that side.
 
     Args:
         clocks: the mean clock of the first divided by that of the second. If both agree within `CLOCKS_AGREE`, the
-            interval is returned as it is.
+            interval is returned unchanged.
     """
     middle, low, high = ratio
     if abs(math.log(clocks)) <= math.log1p(CLOCKS_AGREE):
@@ -168,7 +171,7 @@ def satterthwaite(parts: Sequence[tuple[float, float]]) -> float:
 
 def _own(rate: Rate) -> tuple[float, float]:
     """Return the standard error of a rate's logarithm and its degrees of freedom. If only the interval is known, it is
-    taken as a normal distribution's."""
+    assumed to be that of a normal distribution."""
     if rate.relative_se is None or rate.degrees is None:
         return rate.halfwidth / NormalDist().inv_cdf(0.975), math.inf
     return rate.relative_se, rate.degrees
@@ -185,10 +188,10 @@ Array = npt.NDArray[np.floating[Any]]
 
 K = TypeVar("K")
 
-#: Residuals beyond this many standard deviations count as if they were there: Huber's choice, which keeps 96 % of the
-#: efficiency of least squares where the noise is normal.
+#: Residuals beyond this many standard deviations are clipped to it: Huber's choice, which keeps 96 % of the efficiency
+#: of least squares where the noise is normal.
 CLIP = 1.5
-#: With fewer degrees of freedom the scale of the residuals is too uncertain to say which are too large.
+#: With fewer degrees of freedom, the scale of the residuals is too uncertain to tell which are too large.
 _LEAST_ROBUST, _ITERATIONS = 8, 20
 
 
@@ -202,7 +205,8 @@ class Effects(Generic[K]):
             variance.
         part: the connected group of each contender. Contenders are connected if they share a round, directly or through
             others. round_degrees: number of differences between rounds that were fitted.
-        left: residual sum of squares; of a robust fit, that of normal residuals with the same errors of the effects.
+        left: residual sum of squares; for a robust fit, that of normal residuals that would give the effects the same
+            errors.
     """
 
     effects: Mapping[K, float]
@@ -224,18 +228,18 @@ class Effects(Generic[K]):
         # and differences within a group are the same for all solutions (Searle, Linear Models, 1971, ch. 5).
         normal: Array = np.linalg.pinv(design.T @ design, rcond=1e-9, hermitian=True)
         rates: Array = np.log(np.array([rate for *_, rate in cells], dtype=np.float64))
-        found: Array = normal @ (design.T @ rates)
+        effects: Array = normal @ (design.T @ rates)
         part = _groups([(i, j) for i, j, _ in cells], len(names))
-        seen = len({j for _, j, _ in cells})
-        left = float(((rates - design @ found) ** 2).sum())
-        degrees = len(cells) - len(names) - seen + len(set(part))
+        rounds_fitted = len({j for _, j, _ in cells})
+        left = float(((rates - design @ effects) ** 2).sum())
+        degrees = len(cells) - len(names) - rounds_fitted + len(set(part))
         if robust and degrees >= _LEAST_ROBUST:
-            found, left = _clipped(design, normal, rates, found, degrees)
+            effects, left = _clipped(design, normal, rates, effects, degrees)
         return cls(
-            effects={name: float(found[i]) for i, name in enumerate(names)},
+            effects={name: float(effects[i]) for i, name in enumerate(names)},
             inverse={(a, b): float(normal[i, j]) for i, a in enumerate(names) for j, b in enumerate(names)},
             part={name: part[i] for i, name in enumerate(names)},
-            round_degrees=seen - len(set(part)),
+            round_degrees=rounds_fitted - len(set(part)),
             left=left,
         )
 
@@ -256,8 +260,8 @@ class Effects(Generic[K]):
 
 
 def _clipped(design: Array, normal: Array, rates: Array, found: Array, degrees: int) -> tuple[Array, float]:
-    """Return Huber's fit by pseudo-values: what lies beyond `CLIP` standard deviations from the fit is moved there, and
-    fitted again (Huber & Ronchetti, Robust Statistics, 2009, sections 7.6 and 7.8).
+    """Return Huber's fit by pseudo-values: values more than `CLIP` standard deviations from the fit are moved to that
+    distance, and the fit is repeated (Huber & Ronchetti, Robust Statistics, 2009, sections 7.6 and 7.8).
 
     Args:
         normal: generalized inverse of the normal equations. found: the least-squares fit.
@@ -267,7 +271,7 @@ def _clipped(design: Array, normal: Array, rates: Array, found: Array, degrees: 
     """
     for _ in range(_ITERATIONS):
         residuals = rates - design @ found
-        # The median of a normal distribution's absolute values is 0.6745 of its standard deviation.
+        # The median absolute value of a centred normal distribution is 0.6745 of its standard deviation.
         limit = CLIP * float(np.median(np.abs(residuals))) / 0.6745 * math.sqrt(len(rates) / degrees)
         if limit == 0.0:
             return found, float((residuals**2).sum())
@@ -298,7 +302,7 @@ class ComparedRounds(Generic[K]):
     Attributes:
         rows: the rates as given: one per contender and round, ``None`` if it was not launched.
         noise: of one launch relative to the others of its round; excludes drift.
-        total: of one launch at any time; includes drift from round to round.
+        total: noise of one launch at any time; includes drift from round to round.
         fit: the fitted effects of the contenders.
     """
 
@@ -321,10 +325,10 @@ class ComparedRounds(Generic[K]):
         if a == b:
             self.rate(a)
             return 1.0, 1.0, 1.0
-        found = self.fit.difference(a, b)
-        if found is None:
+        difference = self.fit.difference(a, b)
+        if difference is None:
             return speedup(self.rate(a), self.rate(b))
-        centre, launches = found
+        centre, launches = difference
         spread = t_quantile(self.noise.degrees) * self.noise.sd * math.sqrt(launches)
         ratio = math.exp(centre)
         return (ratio, *interval_of(ratio, spread))
@@ -335,10 +339,10 @@ class ComparedRounds(Generic[K]):
         Raises:
             ValueError: a was never launched.
         """
-        seen = [r for r in self.rows[a] if r is not None]
-        if not seen:
+        rates = [r for r in self.rows[a] if r is not None]
+        if not rates:
             raise ValueError(f"{a} was launched in no round")
-        return mean_rate([Rate(r, r, r) for r in seen], self.total)
+        return mean_rate([Rate(r, r, r) for r in rates], self.total)
 
 
 def compare_rounds(
@@ -355,7 +359,7 @@ def compare_rounds(
     Args:
         rows: for each contender its rate in each round, ``None`` if it was not launched; all rows of equal length.
         prior: used for either noise if it has fewer than two degrees of freedom.
-        robust: let no single rate count for more than one that is 1.5 standard deviations off, for short turns, of
+        robust: let no single rate count for more than one that is 1.5 standard deviations off. For short turns, of
             which one in hundreds takes several times as long.
 
     Raises:

@@ -123,7 +123,7 @@ class Rounds:
         self._round_s = 0.0
 
     def run(self, began: float) -> Heat | None:
-        """Let the entrants race, and return what that showed; ``None`` if others kept the machine too busy to compare
+        """Let the entrants race, and return the result; ``None`` if others kept the machine too busy to compare
         anything.
 
         Args:
@@ -137,13 +137,13 @@ class Rounds:
             self._order.shuffle(running)
             round_began = self._clock.now()
             for entrant in running:
-                # Without a turn of the reference, the others' tell nothing.
+                # Without a turn of the reference, those of the others show nothing.
                 if not self._is_late(began) or (entrant is reference and not any(reference.turns)):
                     self._take(entrant)
             self._round_s = self._clock.now() - round_began
             rounds = max(len(entrant.turns) for entrant in self.entrants)
             for entrant in self.entrants:
-                # Who is out, who failed in this round, and for whom it was too late, took no turn.
+                # Entrants that are out, failed in this round, or came too late took no turn.
                 entrant.turns += [None] * (rounds - len(entrant.turns))
             # Compiling has limits of its own.
             first_s = sum(e.first_step_s or 0.0 for e in self.entrants)
@@ -179,10 +179,10 @@ class Rounds:
         return stats.compare_rounds(rows, prior=self._turns.prior, robust=True)
 
     def _ended(self, taken_s: float) -> str | None:
-        """Take out who is certainly behind; return why the race ends, as a clause, or ``None`` if it goes on.
+        """Drop entrants that are certainly behind; return why the race ends, as a clause, or ``None`` if it goes on.
 
         Args:
-            taken_s: seconds of all turns, with everything around them but first steps.
+            taken_s: seconds of all turns, including everything around them but first steps.
         """
         rounds = len(self.entrants[0].turns)
         compared = self._compared()
@@ -212,7 +212,7 @@ class _Shown:
     """What the rounds so far show.
 
     Attributes:
-        behind: how many times as fast as each entrant that is certainly behind the best one is. ended: why there are no
+        behind: by entrant that is certainly behind, how many times as fast the best one is. ended: why there are no
             more rounds, as a clause; ``None`` if there are.
     """
 
@@ -226,13 +226,14 @@ def _shown(
     """Return what the rounds so far show.
 
     Args:
-        running: who takes part in the next round. round_s: seconds of the last one.
+        running: the entrants of the next round. round_s: seconds of the last one.
     """
     # Others may have disturbed every turn of an entrant.
     effects = {number: compared.fit.effects[number] for number in running if number in compared.fit.effects}
     best = max(effects, key=lambda number: effects[number])
-    # Any of the others may seem to be ahead of the fastest by luck, so each comparison has to be surer than a single
-    # one would (Bonferroni's inequality, for multiple comparisons with the best: Hsu, Multiple Comparisons, 1996).
+    # Any of the others may seem to be ahead of the fastest by luck, so each comparison must be surer than a single one
+    # would have to be (Bonferroni's inequality, for multiple comparisons with the best: Hsu, Multiple Comparisons,
+    # 1996).
     degrees = max(1.0, compared.noise.degrees)
     surer = stats.t_quantile(degrees, 1 - LOOK / 2 / len(effects)) / stats.t_quantile(degrees)
     # The first files that a loader reads may be cold.

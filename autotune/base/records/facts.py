@@ -19,9 +19,9 @@ class DeliveredBatch(Record):
     """One batch.
 
     Attributes:
-        samples: what the sampler has chosen: indices, or digests of what else stands for a sample; ``None`` if the data
-            set is iterated and nothing tells.
-        digests: by place in the batch, as in ``[0]`` or ``['image']``: of all of it, or of each sample.
+        samples: what the sampler has chosen: indices, or digests of whatever else stands for a sample; ``None`` if the
+            data set is iterable and this is unknown.
+        digests: by place in the batch, such as ``[0]`` or ``['image']``: one for all of it, or one for each sample.
     """
 
     samples: tuple[int | str, ...] | None
@@ -29,8 +29,8 @@ class DeliveredBatch(Record):
 
     @property
     def size(self) -> int:
-        """Number of samples, as far as that is known."""
-        rows = [len(found) for found in self.digests.values() if isinstance(found, tuple)]
+        """Number of samples, as far as known."""
+        rows = [len(digest) for digest in self.digests.values() if isinstance(digest, tuple)]
         return len(self.samples) if self.samples is not None else max(rows, default=1)
 
 
@@ -39,7 +39,7 @@ class DeliveredEpoch(Record):
 
     Attributes:
         changed: what of its data set the script has changed since the epoch before, such as ``dataset.difficulty``.
-        ended: the loader was asked for more, and had none. whole: by itself. total: batches, with those not noted.
+        ended: the loader was asked for more, and had none. whole: by itself. total: batches, including those not noted.
         states: digests of the global generators of random numbers with which each worker began, by name.
     """
 
@@ -57,13 +57,13 @@ class Delivered(Record):
     Attributes:
         kind: class of the data set. iterable: it has no indices. workers: of its loader. persist: these do.
         used: the global generators that it draws from.
-        moved: what it goes on with from one sample to the next, each ``(where, what)``: ``("dataset.file",
-            "the open file 'records.bin'")``; where is empty if only the process was seen to have it open.
-        opened: what was opened between its epochs in the process that trains, likewise.
+        moved: what it continues to read from one sample to the next, each ``(where, what)``: ``("dataset.file",
+            "the open file 'records.bin'")``; where is empty if it was only seen open in the process.
+        opened: what was opened between its epochs in the training process, likewise.
         counts: plain values that differ after a batch.
         stores: what else it holds open that no other process may use, likewise. grown: where it held more after a
             batch.
-        first_s, again_s: seconds of making each batch, and of making it once more right after it in the same process.
+        first_s, again_s: seconds to make each batch, and to make it again right afterwards in the same process.
     """
 
     kind: str
@@ -85,8 +85,8 @@ class Deliveries(Record):
     """What all loaders of a training have delivered.
 
     Attributes:
-        sets: by data set, in the order in which they were first iterated over.
-        done: as many epochs were seen as were asked for. lost: why not all was noted, if that is so.
+        sets: one per data set, in the order in which they were first iterated over.
+        done: as many epochs were seen as requested. lost: why not everything was noted, if so.
     """
 
     sets: tuple[Delivered, ...] = ()
@@ -95,12 +95,12 @@ class Deliveries(Record):
 
 
 class DataVerdict(Record):
-    """Whether a configuration's loader delivers what that of the baseline does.
+    """Whether a configuration's loader delivers what the baseline's does.
 
     Attributes:
         trial: of the configuration. passed: ``None`` if it was not compared, or could not be.
-        reason: why not; or in what way it was compared, if that is less than sample by sample.
-        batches, samples, epochs: that were compared. needless: the loader is set as the baseline's.
+        reason: why not; or how it was compared, if that is less than sample by sample.
+        batches, samples, epochs: how many were compared. needless: the loader has the baseline's settings.
     """
 
     trial: int
@@ -118,12 +118,12 @@ def deliveries_of(events: Sequence[Mapping[str, Any]]) -> Deliveries:
     sets: dict[int, dict[str, Any]] = {}
     epochs: dict[int, list[dict[str, Any]]] = {}
     done, lost = False, None
-    made: dict[tuple[int, int], tuple[Any, float]] = {}
-    seen: set[str] = set()
+    last_made: dict[tuple[int, int], tuple[Any, float]] = {}
+    indices_made: set[str] = set()
     for event in events:
         kind = event["e"]
         if kind != "loader" and "l" in event and event["l"] not in sets:
-            # Of a process that has outlived another launch.
+            # An event of a process that has outlived another launch.
             continue
         if kind == "loader":
             sets[event["l"]] = {
@@ -135,23 +135,23 @@ def deliveries_of(events: Sequence[Mapping[str, Any]]) -> Deliveries:
         elif kind == "epoch":
             epochs[event["l"]].append({"changed": tuple(event["changed"]), "batches": [], "states": []})
         elif kind == "batch":
-            found = DeliveredBatch(
+            batch = DeliveredBatch(
                 samples=None if event["i"] is None else tuple(event["i"]),
                 digests={p: tuple(d) if isinstance(d, list) else d for p, d in event["d"].items()},
             )
-            epochs[event["l"]][event["n"]]["batches"].append(found)
+            epochs[event["l"]][event["n"]]["batches"].append(batch)
         elif kind == "end":
             epochs[event["l"]][event["n"]].update(ended=True, whole=event["whole"], total=event["batches"])
         elif kind == "made":
             sets[event["l"]]["used"].update(dict.fromkeys(event["used"]))
-            before = made.get((event["l"], event["pid"]))
+            before = last_made.get((event["l"], event["pid"]))
             if before is not None and before[0] == event["i"]:
                 sets[event["l"]]["first_s"].append(before[1])
                 sets[event["l"]]["again_s"].append(event["s"])
-            # What was made in an epoch before is no first time.
-            is_new = str(event["i"]) not in seen
-            seen.add(str(event["i"]))
-            made[event["l"], event["pid"]] = (event["i"] if is_new else None, event["s"])
+            # A batch that was made in an earlier epoch is not made for the first time.
+            is_new = str(event["i"]) not in indices_made
+            indices_made.add(str(event["i"]))
+            last_made[event["l"], event["pid"]] = (event["i"] if is_new else None, event["s"])
         elif kind == "peek":
             epochs[event["l"]].pop()
         elif kind in ("grown", "counts"):
@@ -162,12 +162,12 @@ def deliveries_of(events: Sequence[Mapping[str, Any]]) -> Deliveries:
             done = True
         elif kind == "lost":
             lost = str(event["why"])
-    # A worker that goes on to its next epoch has got further since.
+    # A worker that goes on to its next epoch has advanced since.
     starts = {(event["l"], event["pid"]): event for event in reversed(events) if event["e"] == "fetch"}
     for event in starts.values():
-        of = epochs.get(event["l"], [])
-        if event["w"] is not None and event["n"] < len(of):
-            of[event["n"]]["states"].append(event["states"])
+        set_epochs = epochs.get(event["l"], [])
+        if event["w"] is not None and event["n"] < len(set_epochs):
+            set_epochs[event["n"]]["states"].append(event["states"])
     for facts in sets.values():
         facts.update({name: tuple(facts[name]) for name in _LISTS})
     return Deliveries(
@@ -201,7 +201,7 @@ class Host(Record):
     open_files: int
 
     def part(self, parts: int) -> Host:
-        """What one of several ranks or devices has, which share cores and free memory equally."""
+        """Return the share of one of several ranks or devices, which share cores and free memory equally."""
         if parts == 1:
             return self
         shared = {name: getattr(self, name) // parts for name in ("available_bytes", "shm_free_bytes")}

@@ -202,13 +202,13 @@ class MeasurePlan(Record):
 
 
 class DeliveryPlan(Record):
-    """How much of what a loader delivers is noted, and compared with what another launch has noted.
+    """How much of what a loader delivers is noted, for comparison with another launch.
 
     Attributes:
         seed: of the order of samples, the same in each launch that is compared.
-        least, most: different batches of the first epoch, each of which is drawn twice; more than the least only while
-            `limit_s` seconds have not passed. second: those of the next epoch.
-        totals: batches of the first epoch of each data set, where they are known; those beyond are not noted.
+        least, most: distinct batches of the first epoch, each of which is drawn twice; more than ``least`` only until
+            `limit_s` seconds have passed. second: those of the next epoch.
+        totals: batches of the first epoch of each data set, where known; those beyond are not noted.
         epochs: to wait for. wait_s: for the next one, once an epoch has ended: the script may evaluate.
     """
 
@@ -251,7 +251,7 @@ class HoldPlan(Record):
         min_s, max_s: train at least and at most this long.
         settled_steps: memory has settled when its peak has not grown for this many steps, or for the second half of
             all steps if `max_s` allows fewer.
-        sustain_s: CUDA: then train for this long as fast as it goes, for the rate that the card holds.
+        sustain_s: CUDA: then train for this long at full speed, to measure the rate that the card holds.
     """
 
     min_s: float = 5.0
@@ -267,13 +267,13 @@ class HeatPlan(Record):
         side: whether the device is compared, without a loader, or the loader, without a training.
         entrants: the configurations, at least two, that one training can be switched between, or that differ in their
             loaders alone. The first is the reference: it takes part in every round.
-        turn_s: a turn has as many counted steps, or batches, as last at least this long, and at least one.
-        even_steps: of a script, a turn has a multiple of as many steps: see `Measurement`.
+        turn_s: a turn has enough counted steps, or batches, to last at least this long, and at least one.
+        even_steps: of a script, a turn has a multiple of this many steps: see `Measurement`.
         min_rounds, max_rounds: number of rounds. An entrant that is certainly behind drops out after any of them.
         all_rounds: nobody drops out, and as many rounds as possible are taken.
-        max_s: end with the round after this many seconds of turns, with all that is around them but first steps.
-        wall_s: no turn begins later than this many seconds after the launch, but the reference's first;
-            ``None``: no limit.
+        max_s: end with the round after this many seconds of turns, including everything around them but first steps.
+        wall_s: no turn begins later than this many seconds after the launch, except the reference's first; ``None``:
+            no limit.
         settled: end when each ratio to the best is known within ± this fraction, 95 %.
         least_per_s: end when another round is expected to improve the choice of the best by less than this per second,
             in natural logarithms.
@@ -312,7 +312,7 @@ class TrialSpec(Record):
         entry: of earlier versions, always ``workload``.
         command: the script to run, whose training is measured; ``None`` runs the workload.
         memory_limit_bytes: enforced by a soft RLIMIT_DATA on a CPU, as a fraction of device memory on CUDA.
-        first_sample: how many samples the study's launches before it have read; it goes on after them.
+        first_sample: how many samples the study's earlier launches have read; it continues after them.
         repeats: number of the trial this one repeats after a transient failure, if any.
         check, hold, heat: plans of launches of those kinds. The configuration of a heat is that of its reference.
         keeps: of a script's probe: its script trains on when it is over, if it can, for launches that follow.

@@ -10,7 +10,7 @@ from autotune.base.records.base import SCHEMA_VERSION, Record, Value
 from autotune.base.records.facts import DataVerdict, LeftFiles
 from autotune.base.records.launch import Hold
 
-# What the proof says of a study's finalists: whether they train, hold, what limits them, and what each knob gave.
+# What the proof shows about a study's finalists: whether they train, hold, what limits them, and what each knob gave.
 
 
 class Limit(StrEnum):
@@ -76,7 +76,7 @@ class KnobPart(Record):
     why_not: str | None = None
 
 
-#: What finalists train beside, if they are workloads.
+#: What finalists are compared with in training, if they are workloads.
 EAGER_FP32 = "eager fp32"
 
 
@@ -200,7 +200,7 @@ class Finding(StrEnum):
 
     #: A configuration was shown to be better than the baseline.
     FASTER = "faster"
-    #: A configuration is likely to be faster than the baseline, by what could be measured; there was no time for a
+    #: A configuration is probably faster than the baseline, judging by what could be measured; there was no time for a
     #: proof by separate launches in turns.
     LIKELY = "likely"
     #: Nothing that was tried is better than the baseline by an amount that matters.
@@ -210,7 +210,7 @@ class Finding(StrEnum):
 
 
 class Edge(Record):
-    """A knob whose value in the winner is the largest that was offered, so that a larger one may be faster still.
+    """A knob whose value in the winner is the largest one offered, so that a larger one may be faster still.
 
     Attributes:
         beyond: larger values to try. command: the command that searches them.
@@ -325,7 +325,7 @@ class Outcome(Record):
 
     @property
     def found(self) -> Finding:
-        """The finding, for an outcome of an older version what its intervals show."""
+        """The finding; for an outcome of an older version, what its intervals show."""
         if self.finding is not None:
             return self.finding
         shown = max(self.best.speedup_ci95[0], self.best_same_batch.speedup_ci95[0]) > 1

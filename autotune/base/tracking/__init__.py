@@ -33,8 +33,8 @@ def tracker_named(name: str) -> type[Tracker]:
     """
     if name not in names():
         raise UnknownNameError("tracker", name, names())
-    found: type[Tracker] = importlib.import_module(f"{__name__}.{name}").TRACKER
-    return found
+    tracker: type[Tracker] = importlib.import_module(f"{__name__}.{name}").TRACKER
+    return tracker
 
 
 def check(wanted: Sequence[str]) -> list[type[Tracker]]:
@@ -43,7 +43,7 @@ def check(wanted: Sequence[str]) -> list[type[Tracker]]:
     Raises:
         UnknownNameError: there is none of a name. UsageError: its package is not installed.
     """
-    found = []
+    trackers = []
     for name in dict.fromkeys(wanted):
         tracker = tracker_named(name)
         if importlib.util.find_spec(tracker.package) is None:
@@ -51,14 +51,15 @@ def check(wanted: Sequence[str]) -> list[type[Tracker]]:
                 f"--track {name} needs the package {tracker.package}, which is not installed here",
                 advice=f"pip install {tracker.pip}.",
             )
-        found.append(tracker)
-    return found
+        trackers.append(tracker)
+    return trackers
 
 
 class Tracking:
-    """One run in several trackers, begun in all of them with the first thing that is told.
+    """One run in several trackers, started in all of them when the first thing is logged.
 
-    A tracker that raises is told nothing more, and the user one sentence. What trackers print goes to stderr.
+    A tracker that raises receives nothing more, and the user is told in one sentence. What trackers print goes to
+    stderr.
 
     Args:
         say: called with that sentence.

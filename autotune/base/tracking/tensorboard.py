@@ -23,15 +23,15 @@ class Tensorboard(Tracker):
 
         self._writer = EventFileWriter(str(run.folder / "tensorboard"))
         if run.from_step:
-            # TensorBoard then forgets what an earlier process, killed since, had told of later steps.
+            # TensorBoard then discards what an earlier process, killed since, had logged for later steps.
             self._write(run.from_step, session_log=SessionLog(status=SessionLog.START))
         self._write(run.from_step, summary=hparams_pb(dict(run.parameters), trial_id=run.key))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        told = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        self._write(step, summary=Summary(value=told))
+        summaries = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._write(step, summary=Summary(value=summaries))
 
     def tell(self, step: int, name: str, text: str) -> None:
         from tensorboard.plugins.text.summary_v2 import text_pb

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker is told of a run as it begins.
+    """What a tracker is told about a run when it begins.
 
     Attributes:
         project: what the run belongs to: the workload. name: of the run.

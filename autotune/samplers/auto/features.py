@@ -1,4 +1,4 @@
-"""Configurations as the model sees them: features, worlds, pools, and what was shown of them."""
+"""Configurations as the models see them: features, worlds, pools, and what heats have shown."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from autotune.space import Space
 # Encodes a configuration as a vector of effects on the logarithm of a rate.
 #
 # Each value of a non-numeric knob has a *main effect* relative to the baseline's value. A numeric knob has a slope per
-# doubling and a small effect of each of its values, so that any curve can be learnt. Each two main effects of different
+# doubling and a small effect of each of its values, so that any curve can be learnt. Any two main effects of different
 # knobs have a *pair effect*. This is a functional analysis of variance truncated after the second order (Sobol,
 # "Sensitivity estimates for nonlinear mathematical models", 1993), with normal priors on the effects: most effects are
 # small, and the effect of two knobs is mostly the sum of their effects.
 #
-# The priors are in the knobs' files (`autotune.knobs`). They state common knowledge of the field, equal for all
+# The priors are in the knobs' files (`autotune.knobs`). They state common knowledge of the field, the same for all
 # workloads and machines, with standard deviations as wide as the field's disagreement, so that a few trials outweigh
 # them.
 
@@ -32,9 +32,9 @@ Bools = NDArray[np.bool_]
 
 #: Scale of a pair effect's prior, relative to its two main effects.
 PAIR = 0.35
-#: Standard deviation of a single value of a numeric knob around the slope, at most that of the slope.
+#: Standard deviation of the effect of a single value of a numeric knob around the slope, at most that of the slope.
 LEVEL_SD = 0.05
-#: Standard deviation of a value that lies between two others around the mean of theirs.
+#: Standard deviation of the effect of a value between two others around the mean of their effects.
 BETWEEN_SD = 0.03
 
 
@@ -45,7 +45,7 @@ NUMERIC = tuple(name for name, knob in KNOBS.items() if knob.numeric)
 
 
 def expectations(part: Part) -> dict[tuple[str, Value | None], Expected]:
-    """Return the catalog's priors for a part of the training, by knob and value; for numbers, per doubling."""
+    """Return the catalog's priors for a part of the training, by knob and value; for numeric knobs, per doubling."""
     return {(name, value): e for name, knob in KNOBS.items() for value, e in knob.effects(part).items()}
 
 
@@ -54,7 +54,7 @@ DEVICE, LOADER, WHOLE = expectations("device"), expectations("loader"), expectat
 
 @dataclass(frozen=True)
 class _Effect:
-    """One main effect: how strongly each configuration has it."""
+    """One main effect, and how strongly each configuration has it."""
 
     name: str
     expected: Expected
@@ -65,12 +65,12 @@ class _Effect:
     halves: tuple[Value, ...] = ()
 
     def of(self, column: _Column) -> Array:
-        """Return the strength of the effect for each configuration of a column, ``(N,)``."""
+        """Return the strength of the effect in each configuration of a column, ``(N,)``."""
         if self.value is not None:
-            same: Array = (column.codes == column.known.get(repr(self.value), -1)).astype(np.float64)
+            strength: Array = (column.codes == column.known.get(repr(self.value), -1)).astype(np.float64)
             for value in self.halves:
-                same += 0.5 * (column.codes == column.known.get(repr(value), -1))
-            return same
+                strength += 0.5 * (column.codes == column.known.get(repr(value), -1))
+            return strength
         with np.errstate(invalid="ignore"):
             slopes: Array = np.log2(np.maximum(column.numbers, 1.0) / self.reference)
         return np.nan_to_num(slopes)
@@ -111,9 +111,9 @@ class Features:
 
     def __init__(self, space: Space, expected: dict[tuple[str, Value | None], Expected]) -> None:
         effects: list[_Effect] = []
-        named = {name for name, _ in expected}
+        with_priors = {name for name, _ in expected}
         for name in space.choices:
-            if name in named or name.startswith("workload."):
+            if name in with_priors or name.startswith("workload."):
                 effects += _effects(space, name, expected)
         self._effects = effects
         slopes = [i for i, e in enumerate(effects) if not e.level]
@@ -133,31 +133,31 @@ class Features:
 
 def _effects(space: Space, name: str, expected: dict[tuple[str, Value | None], Expected]) -> list[_Effect]:
     legal = space.legal(name)
-    own = space.baseline.get(name)
+    baseline_value = space.baseline.get(name)
     if name not in NUMERIC:
-        reference = own if own is not None else legal[0]
+        reference = baseline_value if baseline_value is not None else legal[0]
         return [
             _Effect(name, expected.get((name, value), OWN_KNOB), value)
             for value in legal
             if value != reference or isinstance(value, bool) != isinstance(reference, bool)
         ]
-    if len(legal) < 2 and (own is None or own in legal):
+    if len(legal) < 2 and (baseline_value is None or baseline_value in legal):
         return []
-    start = max(1.0, float(own)) if own is not None else float(min(legal, key=float))
-    # Halfway between two others.
+    start = max(1.0, float(baseline_value)) if baseline_value is not None else float(min(legal, key=float))
+    # Values halfway between two others.
     between = [v for v in space.further.get(name, ()) if {2 * int(v) / 3, 4 * int(v) / 3} <= set(legal)]
     slope = expected.get((name, None))
-    found = [] if slope is None else [_Effect(name, slope, None, start)]
+    effects = [] if slope is None else [_Effect(name, slope, None, start)]
     level_sd = LEVEL_SD if slope is None else min(LEVEL_SD, slope.sd)
     for value in legal:
-        special = expected.get((name, value))
-        if special is not None:
-            found.append(_Effect(name, special, value))
-        elif value != own:
+        value_prior = expected.get((name, value))
+        if value_prior is not None:
+            effects.append(_Effect(name, value_prior, value))
+        elif value != baseline_value:
             halves = tuple(v for v in between if 2 * int(v) in (3 * int(value), 1.5 * int(value)))
             sd = min(BETWEEN_SD, level_sd) if value in between else level_sd
-            found.append(_Effect(name, Expected(0.0, sd), value, level=True, halves=halves))
-    return found
+            effects.append(_Effect(name, Expected(0.0, sd), value, level=True, halves=halves))
+    return effects
 
 
 # Configurations with their features.
@@ -168,8 +168,8 @@ class Pool:
     """Configurations with their features, computed once.
 
     Attributes:
-        device, loader, whole: rows for each model, ``(N, F)``. workers, batches: ``(N,)``. parts, loaders:
-            keys of the device's and of the loader's parts.
+        device, loader, whole: rows for each model, ``(N, F)``. workers, batches: ``(N,)``. parts, loaders: keys of the
+            parts of each configuration that concern the device and the loader.
     """
 
     configs: list[Config]
@@ -201,19 +201,19 @@ class Pool:
     def __getitem__(self, some: slice | NDArray[np.int64]) -> Pool:
         """Return a subset of the pool."""
         arrays = (self.device, self.loader, self.whole, self.workers, self.batches)
-        chosen = range(len(self))[some] if isinstance(some, slice) else some
-        configs = [self.configs[i] for i in chosen]
-        parts, loaders = ([keys[i] for i in chosen] for keys in (self.parts, self.loaders))
+        indices = range(len(self))[some] if isinstance(some, slice) else some
+        configs = [self.configs[i] for i in indices]
+        parts, loaders = ([keys[i] for i in indices] for keys in (self.parts, self.loaders))
         device, loader, whole, workers, batches = (values[some] for values in arrays)
         return Pool(configs, device, loader, whole, workers, batches, parts, loaders)
 
 
-# What heats have shown of single configurations, beside what the models make of it.
+# What heats have shown about single configurations, beyond what the models make of it.
 #
-# A linear model with effects of pairs says what most configurations do, and none of them exactly. A configuration that
-# took turns with others need not be predicted: its ratios to them are known. So the models are corrected by their own
-# errors at the entrants, as far as those were precise (the residual part of a Gaussian process whose covariance is a
-# linear one and a nugget: Rasmussen & Williams, Gaussian Processes, 2006, 2.7).
+# A linear model with pair effects predicts most configurations well, but none exactly. A configuration that took turns
+# with others need not be predicted: its ratios to them are known. So the models are corrected by their own errors at
+# the entrants, as far as those were measured precisely (the residual part of a Gaussian process whose covariance is a
+# linear one plus a nugget: Rasmussen & Williams, Gaussian Processes, 2006, 2.7).
 
 #: By how much a configuration's rate differs from the sum of its effects, in natural logarithms. In seven heats of 8 to
 #: 20 configurations (ResNet-18, 64 px, two cores) the fast ones, predicted from the others, differed by 0.11 (rms).
@@ -226,7 +226,7 @@ class Shown:
 
     Attributes:
         parts: keys of the entrants' parts on the heat's side. rows: their features, ``(N, F)``. seen: logarithms of
-            their ratios to any one of them, ``(N,)``. sds: standard deviations of those, ``(N,)``.
+            their ratios to any one of them, ``(N,)``. sds: the standard deviations of ``seen``, ``(N,)``.
     """
 
     parts: tuple[str, ...]
@@ -235,72 +235,75 @@ class Shown:
     sds: Array
 
     def errors(self, effects: Array) -> Array:
-        """Return by how much the entrants are faster than the model says, in each draw of its effects ``(F, S)``, in
-        natural logarithms, ``(N, S)``.
+        """Return by how much the entrants are faster than the model predicts, in natural logarithms, ``(N, S)``, in
+        each draw of its effects ``(F, S)``.
 
-        Only differences were observed. One entrant that the model is quite wrong about is not to move all others.
+        Only differences were observed, hence the median: a single entrant that the model is quite wrong about must not
+        move all others.
         """
-        left = self.seen[:, None] - self.rows @ effects
-        found: Array = left - np.median(left, axis=0)
-        return found
+        residuals = self.seen[:, None] - self.rows @ effects
+        centred: Array = residuals - np.median(residuals, axis=0)
+        return centred
 
 
 def corrections(heats: Sequence[Shown], effects: Array, parts: Sequence[str]) -> Array | float:
-    """Return what to add to the model's logarithmic rates of configurations, ``(len(parts), S)``; 0 without heats.
+    """Return what to add to the model's logarithmic rates of configurations, ``(len(parts), S)``; 0 if there are no
+    heats.
 
     Args:
         effects: draws of the model's effects, ``(F, S)``. parts: keys of the configurations' parts.
     """
     if not heats:
         return 0.0
-    known: dict[str, tuple[Array, float]] = {}
+    totals: dict[str, tuple[Array, float]] = {}
     for heat in heats:
         errors = heat.errors(effects)
         for part, error, sd in zip(heat.parts, errors, heat.sds, strict=True):
-            total, precision = known.get(part, (np.zeros_like(error), 0.0))
-            known[part] = total + error / sd**2, precision + 1 / sd**2
-    found = np.zeros((len(parts), effects.shape[1]))
+            total, precision = totals.get(part, (np.zeros_like(error), 0.0))
+            totals[part] = total + error / sd**2, precision + 1 / sd**2
+    added = np.zeros((len(parts), effects.shape[1]))
     for i, part in enumerate(parts):
-        if part in known:
-            total, precision = known[part]
-            found[i] = total / (precision + 1 / LACK_SD**2)
-    return found
+        if part in totals:
+            total, precision = totals[part]
+            added[i] = total / (precision + 1 / LACK_SD**2)
+    return added
 
 
-# Rates that the models hold possible: of two sides together, and in draws of the effects.
+# Rates that the models consider possible: of the two sides together, and in draws of the effects.
 
 #: Exponent of the smooth minimum of two rates. Because step times vary, a training does not reach the smaller rate when
-#: the two are similar: with this exponent it stays 8 % below.
+#: the two are similar: with this exponent, it stays 8 % below.
 SHARPNESS = 8.0
 
 
 def combined(log_device: Array, log_loader: Array, workers: Array) -> Array:
-    """Return the logarithm of the rate that two sides give together; shapes ``(N, …)``, workers ``(N,)``."""
+    """Return the logarithm of the rate of both sides together; shapes ``(N, …)``, workers ``(N,)``."""
     gap = log_loader - log_device
     overlapping = workers > 0
     # With workers, loading and computing overlap; without them their times add.
     lost = np.empty_like(gap)
     lost[overlapping] = _softplus(-SHARPNESS * gap[overlapping]) / SHARPNESS
     lost[~overlapping] = _softplus(-gap[~overlapping])
-    found: Array = log_device - lost
-    return found
+    log_rate: Array = log_device - lost
+    return log_rate
 
 
 def _softplus(values: Array) -> Array:
     """Compute ``log(1 + exp(x))`` without overflow."""
-    found: Array = np.maximum(values, 0.0) + np.log1p(np.exp(-np.abs(values)))
-    return found
+    softplus: Array = np.maximum(values, 0.0) + np.log1p(np.exp(-np.abs(values)))
+    return softplus
 
 
 @dataclass(frozen=True)
 class Worlds:
     """Draws of the effects. Each draw assigns a rate to every configuration, so rates within one draw can be compared.
 
-    No training is faster than its device alone, whatever a model says of it.
+    No training is faster than its device alone, whatever a model says.
 
     Attributes:
-        whole: of the plain model, ``(F, P)``. device, loader: of the two sides, ``(F, S + P)``. rest: without and with
-            workers, ``(2, S + P)``. in_whole, on_device, on_loader: what heats have shown.
+        whole: of the plain model, ``(F, P)``. device, loader: of the two sides, ``(F, S + P)``. rest: error of the
+            combined sides, without and with workers, ``(2, S + P)``. in_whole, on_device, on_loader: what heats have
+            shown.
     """
 
     whole: Array
@@ -315,7 +318,7 @@ class Worlds:
         """Return the logarithmic rate of each configuration in each draw, ``(N, S + P)``.
 
         Args:
-            own: what no sum of effects says of each configuration, ``(N, S + P)``.
+            own: the part of each configuration's rate that no sum of effects captures, ``(N, S + P)``.
         """
         plain: Array = pool.whole @ self.whole + corrections(self.in_whole, self.whole, pool.parts)
         if own is not None:
@@ -326,9 +329,9 @@ class Worlds:
         if own is not None:
             device += own
         loader = pool.loader @ self.loader + corrections(self.on_loader, self.loader, pool.loaders)
-        found = combined(device, loader, pool.workers) + self.rest[(pool.workers > 0).astype(int)]
-        # Without workers the times of both sides add up to that of the training, whatever else is true.
+        rates = combined(device, loader, pool.workers) + self.rest[(pool.workers > 0).astype(int)]
+        # Without workers, the times of both sides add up to that of the training, whichever model is right.
         overlapping = pool.workers > 0
-        found[overlapping, found.shape[1] - plain.shape[1] :] = plain[overlapping]
-        capped: Array = np.minimum(found, device)
+        rates[overlapping, rates.shape[1] - plain.shape[1] :] = plain[overlapping]
+        capped: Array = np.minimum(rates, device)
         return capped

@@ -1,10 +1,10 @@
 """Predicts the device memory of a configuration.
 
 Weights, gradients and optimizer state do not depend on the batch size, and activations are proportional to it: the peak
-is a linear function of the batch size. (Of a batch that goes through the model in parts, the size of a part is meant
-here.) The effects of the knobs on its constant part and on its slope add up, like the effects in `features`, so that
-every trial informs all combinations (Bayesian linear regression, see `linear`). Peaks vary between launches. A
-configuration fits if even a peak at the upper end of its prediction leaves the headroom.
+is a linear function of the batch size. (If a batch goes through the model in parts, its size here means the size of a
+part.) The effects of the knobs on the constant part and on the slope add up, like the effects in `features`, so that
+every trial informs all combinations (Bayesian linear regression, see `regression`). Peaks vary between launches. A
+configuration fits if even a peak at the upper end of its prediction leaves the headroom free.
 
 Regardless of the model, the peaks of the same combination are a bound: the constant part is not negative, so twice the
 batch takes at most twice the memory.
@@ -26,7 +26,7 @@ from autotune.space import AT_ONCE, Space, memory_part, samples_at_once
 
 #: Fraction of the capacity to be left free: configurations with a higher peak are not tried.
 HEADROOM = 0.03
-#: Relative standard deviation between peaks of equal launches, until more is known.
+#: Relative standard deviation between the peaks of identical launches, until more is known.
 PEAK_SD = 0.03
 #: Factors tried on it, at least 1: a few peaks that are collinear by chance do not make the fit exact.
 NOISES = (1.0, 2.0, 4.0)
@@ -34,7 +34,7 @@ NOISES = (1.0, 2.0, 4.0)
 UPPER_Z = 2.33
 #: Predictions with a larger relative standard deviation are too vague to be used.
 VAGUE = 0.1
-#: A launch that runs out of memory counts as a peak of this multiple of the capacity, with this weight.
+#: A launch that runs out of memory counts as a peak at this multiple of the capacity, with this weight.
 OOM_EXCESS, OOM_WEIGHT = 1.1, 0.25
 #: Prior of the constant part and of the part proportional to the batch, in units of the baseline's peak.
 _PARTS = (0.5, 0.35)
@@ -68,7 +68,7 @@ class Table:
 
     Attributes:
         effects: ``(N, E)``; the first is the constant. batches: ``(N,)``.
-        most: upper bound in bytes from other batches of the same combination, without their scatter, ``(N,)``.
+        most: upper bound in bytes by the peaks of the same combination, without their scatter, ``(N,)``.
         ran: largest batch of the same combination that ran, ``(N,)``.
     """
 
@@ -77,7 +77,7 @@ class Table:
         self.batches = np.array([samples_at_once(c) for c in configs], dtype=np.float64)
         self.most = np.full(len(configs), np.inf)
         self.ran = np.zeros(len(configs))
-        #: Number of peaks that are entered, counted from the first.
+        #: Number of peaks entered so far.
         self.entered = 0
         self._places: dict[Part, list[int]] = {}
         for i, config in enumerate(configs):
@@ -89,7 +89,7 @@ class Table:
         return self._places.keys()
 
     def enter(self, name: Part, peaks: dict[int, int]) -> None:
-        """Enter the largest peak of one combination by batch size.
+        """Enter the largest peaks of one combination, by batch size.
 
         A larger batch takes no less memory, and a smaller one at least its proportion.
         """
@@ -101,7 +101,7 @@ class Table:
 
 
 class MemoryModel:
-    """Learns from peaks, and predicts those of other configurations.
+    """Learns from peaks and predicts those of other configurations.
 
     Args:
         capacity_bytes: memory that a training may use; ``None`` rules nothing out.
@@ -122,8 +122,8 @@ class MemoryModel:
     def learn(self, config: Config, peak_bytes: int) -> None:
         """Learn the peak of a training."""
         self._unit = self._unit or (max(1, peak_bytes), samples_at_once(config))
-        seen = self._seen.setdefault(part(config), {})
-        seen[samples_at_once(config)] = max(peak_bytes, seen.get(samples_at_once(config), 0))
+        peaks = self._seen.setdefault(part(config), {})
+        peaks[samples_at_once(config)] = max(peak_bytes, peaks.get(samples_at_once(config), 0))
         self._entries.append(part(config))
         self._add(config, peak_bytes, 1.0)
 
@@ -137,11 +137,11 @@ class MemoryModel:
         return sorted(self._seen.get(part(config), {}))
 
     def fits(self, config: Config) -> bool:
-        """Return whether a configuration surely fits. Without a limit, or without data, every configuration does."""
+        """Return whether a configuration certainly fits. Without a limit, or without data, every configuration does."""
         return bool(self.fit(self.table([config]))[0])
 
     def may_fit(self, config: Config) -> bool:
-        """Return whether at least the expected peak leaves the headroom."""
+        """Return whether at least the expected peak leaves the headroom free."""
         if self.capacity_bytes is None or self._unit is None:
             return True
         means, _, _ = self._predicted(self.table([config]))
@@ -154,13 +154,13 @@ class MemoryModel:
         return Table(effects, configs)
 
     def fit(self, table: Table) -> Bools:
-        """Return which of the configurations surely fit, ``(N,)``."""
+        """Return which of the configurations certainly fit, ``(N,)``."""
         if self.capacity_bytes is None or self._unit is None:
             return np.ones(len(table.batches), dtype=bool)
         uppers = self._uppers(table)
         # A configuration that ran will run again, and so will a smaller batch.
-        found: Bools = (uppers <= (1 - HEADROOM) * self.capacity_bytes) | (table.batches <= table.ran)
-        return found
+        fitting: Bools = (uppers <= (1 - HEADROOM) * self.capacity_bytes) | (table.batches <= table.ran)
+        return fitting
 
     def bound(self, config: Config) -> Bound | None:
         """Return the prediction for a configuration; ``None`` if there is no data yet."""
@@ -183,15 +183,15 @@ class MemoryModel:
     def _uppers(self, table: Table) -> Array:
         assert self._unit is not None
         means, sds, scatter = self._predicted(table)
-        # Update the fewer: all combinations of the table, or those with peaks since the last call.
+        # Update whichever are fewer: all combinations of the table, or those with peaks since the last call.
         new = self._entries[table.entered :]
         for name in table.parts if len(table.parts) < len(new) else dict.fromkeys(new):
             if name in self._seen:
                 table.enter(name, self._seen[name])
         table.entered = len(self._entries)
         by_model = self._unit[0] * (means + UPPER_Z * np.hypot(sds, scatter * means))
-        found: Array = np.minimum(by_model, (1 + UPPER_Z * scatter) * table.most)
-        return found
+        uppers: Array = np.minimum(by_model, (1 + UPPER_Z * scatter) * table.most)
+        return uppers
 
     def _add(self, config: Config, peak_bytes: float, weight: float) -> None:
         assert self._unit is not None
@@ -205,14 +205,14 @@ class MemoryModel:
     def _prior(self) -> Prior:
         expected = [KNOBS[name].memory_slope if name in KNOBS else Knob.memory_slope for name, _ in self._effects]
         slopes = [(e.mean, e.sd) for e in expected]
-        both = [_PARTS, *[_ON_CONSTANT] * len(self._effects), _PARTS, *slopes]
-        mean, sd = (np.array(values, dtype=np.float64) for values in zip(*both, strict=True))
+        effects = [_PARTS, *[_ON_CONSTANT] * len(self._effects), _PARTS, *slopes]
+        mean, sd = (np.array(values, dtype=np.float64) for values in zip(*effects, strict=True))
         # No effect is a fine correction.
-        return Prior(mean, sd, np.zeros(len(both), dtype=bool))
+        return Prior(mean, sd, np.zeros(len(effects), dtype=bool))
 
 
 def part(config: Config) -> Part:
-    """Return the combination of a configuration: all that its memory depends on except the batch size.
+    """Return the combination of a configuration: everything its memory depends on except the batch size.
 
     It includes whether there are workers: without them, the training process holds the samples of a batch.
     """
@@ -221,13 +221,13 @@ def part(config: Config) -> Part:
 
 def _effects(space: Space) -> list[tuple[str, Value]]:
     """Return every value of the knobs that affect memory, except the baseline's."""
-    found: list[tuple[str, Value]] = []
+    effects: list[tuple[str, Value]] = []
     for name in space.choices:
         if name not in AT_ONCE and (name.startswith("workload.") or KNOBS[name].memory):
             values = space.legal(name)
-            own = space.baseline.get(name, values[0])
-            found += [(name, v) for v in values if repr(v) != repr(own)]
-    return [*found, (_WORKERS, not _works(space.baseline))]
+            baseline_value = space.baseline.get(name, values[0])
+            effects += [(name, v) for v in values if repr(v) != repr(baseline_value)]
+    return [*effects, (_WORKERS, not _works(space.baseline))]
 
 
 def _has(config: Config, name: str, value: Value) -> bool:

@@ -1,4 +1,4 @@
-"""What is to be expected of configurations, after all that was shown."""
+"""What to expect of configurations, after all trials and heats so far."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from autotune.samplers.auto.regression import Observation
 from autotune.samplers.sampler import RECORD, CostModel, Experience, graph, heats_of
 from autotune.space import Lessons, Space, canonical, delivery_part, device_part, key, samples_at_once
 
-# The configurations that could be tried next, with their invariant properties computed once.
+# The configurations that could be tried next; properties that never change are computed once.
 
 
 _Name = TypeVar("_Name")
@@ -49,10 +49,10 @@ class Offers:
     def __init__(self, space: Space, rates: RateModel, seed: int) -> None:
         self._space = space
         self._rates = rates
-        found = list(islice(space.grid(), POOL + 1))
-        #: Whether the pool is the whole grid.
-        self.whole = len(found) <= POOL
-        drawn = _Group(rates, found if self.whole else _drawn(space, random.Random(seed)))
+        configs = list(islice(space.grid(), POOL + 1))
+        #: The pool is the whole grid.
+        self.whole = len(configs) <= POOL
+        drawn = _Group(rates, configs if self.whole else _drawn(space, random.Random(seed)))
         self._groups = [drawn]
         self._drawn = {key(config): i for i, config in enumerate(drawn.pool.configs)}
         self._around: dict[str, int] = {}
@@ -60,9 +60,9 @@ class Offers:
         self._near: dict[str, dict[str, dict[str, Value]]] = {}
         self.pool = drawn.pool
         self.open: Bools = np.ones(len(self.pool), dtype=bool)
-        #: What it was last compared with.
+        #: The lessons (and the size of the pool) by which configurations were last ruled out.
         self._ruled_by: tuple[Lessons, int, int] | None = None
-        #: Which have a value that is not on its knob's ladder, ``(N,)``.
+        #: Configurations with a value that is not on its knob's ladder, ``(N,)``.
         self.further: Bools = np.zeros(len(self.pool), dtype=bool)
 
     def __len__(self) -> int:
@@ -70,31 +70,31 @@ class Offers:
 
     def close(self, name: str) -> None:
         """Mark the configuration with this key as tried."""
-        place = self._drawn.get(name, self._around.get(name))
-        if place is not None:
-            self.open[place] = False
+        index = self._drawn.get(name, self._around.get(name))
+        if index is not None:
+            self.open[index] = False
 
     def without(self, names: Iterable[str]) -> Offers:
         """Return a copy in which the configurations with these keys are closed."""
-        found = copy(self)
-        found.open = self.open.copy()
+        reduced = copy(self)
+        reduced.open = self.open.copy()
         for name in names:
-            found.close(name)
-        return found
+            reduced.close(name)
+        return reduced
 
     def rule_out(self, lessons: Lessons) -> None:
         """Close the configurations that a failure has ruled out."""
-        known = lessons, lessons.learned, len(self)
-        if known == self._ruled_by:
+        state = lessons, lessons.learned, len(self)
+        if state == self._ruled_by:
             return
-        self._ruled_by = known
+        self._ruled_by = state
         for i in np.flatnonzero(self.open):
             self.open[i] = not lessons.rule_out(self.pool.configs[i])
 
     def surround(self, centres: Sequence[Config], tried: set[str], lessons: Lessons) -> None:
         """Replace the neighbours in the pool by those of ``centres``: configurations that differ in one knob.
 
-        Does nothing if the pool is all there is to try. The resulting pool does not depend on earlier centres.
+        Does nothing if the pool already holds everything. The resulting pool does not depend on earlier centres.
         """
         names = [key(c) for c in centres]
         if (self.whole and not self._space.further) or self._centres == names:
@@ -104,29 +104,29 @@ class Offers:
         for name, centre in zip(names, centres, strict=True):
             if name not in self._near:
                 self._near[name] = {key(c): c for c in neighbours(self._space, centre)}
-        found = [item for name in names for item in self._near[name].items()]
-        new = {name: config for name, config in found if name not in self._drawn}
+        items = [item for name in names for item in self._near[name].items()]
+        new = {name: config for name, config in items if name not in self._drawn}
         around = _Group(self._rates, list(new.values()))
         self._groups = [drawn, around]
         self._around = {name: len(drawn.pool) + i for i, name in enumerate(new)}
         self.pool = Pool.joined([drawn.pool, around.pool])
-        off = [any(c.get(n) in values for n, values in self._space.further.items()) for c in new.values()]
-        self.further = np.concatenate([np.zeros(len(drawn.pool), dtype=bool), np.array(off, dtype=bool)])
-        still = [name not in tried and not lessons.rule_out(config) for name, config in new.items()]
-        self.open = np.concatenate([self.open[: len(drawn.pool)], np.array(still, dtype=bool)])
+        off_ladder = [any(c.get(n) in values for n, values in self._space.further.items()) for c in new.values()]
+        self.further = np.concatenate([np.zeros(len(drawn.pool), dtype=bool), np.array(off_ladder, dtype=bool)])
+        still_open = [name not in tried and not lessons.rule_out(config) for name, config in new.items()]
+        self.open = np.concatenate([self.open[: len(drawn.pool)], np.array(still_open, dtype=bool)])
 
     def seconds(self, costs: CostModel, rates_per_s: Array | None) -> Array:
-        """Return the seconds each configuration would take to try, shape ``(N,)``.
+        """Return the seconds that a trial of each configuration would take, shape ``(N,)``.
 
         Args:
-            rates_per_s: expected rate of each, ``(N,)``; ``None`` for the step time of the median trial.
+            rates_per_s: expected rate of each, ``(N,)``; ``None`` to assume the step time of the median trial.
         """
         fixed_s, steps = costs.line
         steps_s = np.full(len(self), costs.usual_step_s) if rates_per_s is None else self.pool.batches / rates_per_s
         starts_s = np.array([costs.starts_s(config) for config in self.pool.configs])
-        fixed: Array = np.maximum(0.0, fixed_s - costs.startup_s + starts_s)
-        found: Array = fixed + steps * steps_s + np.concatenate([g.compile_s(costs) for g in self._groups])
-        return np.maximum(found, 0.5)
+        fixed_each_s: Array = np.maximum(0.0, fixed_s - costs.startup_s + starts_s)
+        total_s: Array = fixed_each_s + steps * steps_s + np.concatenate([g.compile_s(costs) for g in self._groups])
+        return np.maximum(total_s, 0.5)
 
     def fits(self, memory: MemoryModel) -> Bools:
         """Return which configurations certainly fit into memory, shape ``(N,)``."""
@@ -134,7 +134,7 @@ class Offers:
 
 
 class _Group:
-    """A list of configurations with their invariant properties."""
+    """A list of configurations with properties that never change."""
 
     def __init__(self, rates: RateModel, configs: Sequence[dict[str, Value]]) -> None:
         self.pool = rates.pool(configs)
@@ -144,8 +144,8 @@ class _Group:
 
     def compile_s(self, costs: CostModel) -> Array:
         """Return the expected compile time of each, ``(N,)``."""
-        found = np.array([costs.compile_s(mode, name) for mode, name in self._graphs.names], dtype=np.float64)
-        return found[self._graphs.which]
+        seconds = np.array([costs.compile_s(mode, name) for mode, name in self._graphs.names], dtype=np.float64)
+        return seconds[self._graphs.which]
 
     def fits(self, memory: MemoryModel) -> Bools:
         """Return which configurations certainly fit into memory, ``(N,)``."""
@@ -161,7 +161,8 @@ class _Kinds(Generic[_Name]):
         name: returns the name of a configuration's kind.
 
     Attributes:
-        names: of the kinds. firsts: one configuration of each. which: the index of each configuration's kind, ``(N,)``.
+        names: of the kinds. firsts: the first configuration of each. which: the index of each configuration's kind,
+            ``(N,)``.
     """
 
     def __init__(self, configs: Sequence[Config], name: Callable[[Config], _Name]) -> None:
@@ -185,36 +186,36 @@ def _compiled(config: Config) -> tuple[str, str]:
 def neighbours(space: Space, config: Config) -> list[dict[str, Value]]:
     """Return every legal configuration that differs in one knob; knobs that become active take their first value.
 
-    Values that are not on a ladder count only beside that of the configuration.
+    Values that are not on a ladder are included only next to the configuration's own value.
     """
-    found = []
+    configs = []
     for name in space.choices:
         for value in (*space.rungs(name), *space.beside(name, config.get(name))):
             if config.get(name) != value or isinstance(value, bool) != isinstance(config.get(name), bool):
-                complete = {n: space.legal(n)[0] for n in space.choices} | dict(config) | {name: value}
-                other = canonical(complete)
-                if other != config and space.refusal(other) is None:
-                    found.append(other)
-    return found
+                changed = {n: space.legal(n)[0] for n in space.choices} | dict(config) | {name: value}
+                neighbour = canonical(changed)
+                if neighbour != config and space.refusal(neighbour) is None:
+                    configs.append(neighbour)
+    return configs
 
 
 def _drawn(space: Space, rng: random.Random) -> list[dict[str, Value]]:
     choices = {name: space.rungs(name) for name in space.choices}
-    found: dict[str, dict[str, Value]] = {}
+    configs: dict[str, dict[str, Value]] = {}
     for _ in range(_PATIENCE * POOL):
         config = canonical({name: rng.choice(values) for name, values in choices.items()})
         if space.combination_refusal(config) is None:
-            found[key(config)] = config
-        if len(found) == POOL:
+            configs[key(config)] = config
+        if len(configs) == POOL:
             break
-    return list(found.values())
+    return list(configs.values())
 
 
 # The knowledge from the finished trials of a study: rates, memory, durations, and what not to try again.
 
 #: By how much the two sides of a trial without workers may contradict its rate, in natural logarithms.
 CONTRADICTION = 0.25
-#: A configuration takes part in at most this many heats, except as the reference.
+#: Maximum number of heats that a configuration takes part in, except as the reference.
 ENOUGH_HEATS = 2
 _HARMLESS = (TrialStatus.COMPLETE, TrialStatus.PRUNED, TrialStatus.INTERRUPTED, TrialStatus.KILLED)
 #: Weight of a pruned trial, which has fewer windows than a complete one.
@@ -226,12 +227,12 @@ class Knowledge:
 
     Args:
         capacity_bytes, splits, experience, excess, judge: see `AutoSampler`.
-        seed: seed of the sample from a large space.
+        seed: of the sample from a large space.
 
     Attributes:
         rates, memory, costs: the models.
         offers: candidate configurations. lessons: configurations ruled out by failures.
-        numbers: trial number of each observation. complete: indexes of observations from complete trials.
+        numbers: trial number of each observation. complete: indices of the observations from complete trials.
         tried: keys of the configurations tried. compared: number of entrants that heats of the device measured.
     """
 
@@ -250,12 +251,12 @@ class Knowledge:
         self.splits = splits
         self.rates = RateModel(space, splits=splits)
         self.memory = MemoryModel(space, capacity_bytes)
-        #: Of what is required; ``None`` if nothing is.
+        #: The model of what is required; ``None`` if nothing is.
         self.meeting = None if excess is None else MeetingModel(self.rates.prior)
-        #: Of what an objective says that chooses among the fastest; ``None`` if the fastest wins.
+        #: The model of the objective that chooses among the fastest; ``None`` if the fastest wins.
         self.scores = None if judge is None else ScoreModel(self.rates.prior)
         self._excess, self._judge = excess, judge
-        #: Numbers of the trials that do not meet it.
+        #: Numbers of the trials that do not meet what is required.
         self.beyond: set[int] = set()
         self.costs = experience.costs
         self.lessons = experience.lessons
@@ -269,16 +270,17 @@ class Knowledge:
         self._after: list[int] = []
         self._experience = experience
         self._learnt: set[int] = set()
-        #: How often each part of a configuration has been compared in a heat; often enough, if it failed there.
+        #: How often each part of a configuration has been compared in a heat; at least `ENOUGH_HEATS` if it failed
+        #: there.
         self._entered: Counter[tuple[Side, str]] = Counter()
-        #: The first score, if scores are not rates: other scores are taken relative to it.
+        #: The first score, if scores are not rates; other scores are taken relative to it.
         self._reference = 1.0
         #: Number of transient failures of each configuration.
         self._failures: Counter[str] = Counter()
 
     @property
     def right(self) -> list[int]:
-        """Those of `complete` that are not known to train wrongly; the baseline is always among them."""
+        """The elements of `complete` that are not known to train wrongly; the baseline is always among them."""
         return [i for i in self.complete if not self.lessons.is_wrong(self.rates.seen[i].config)]
 
     @property
@@ -292,9 +294,9 @@ class Knowledge:
             if frozen.number in self._learnt or not frozen.state.is_finished():
                 continue
             self._learnt.add(frozen.number)
-            found = frozen.user_attrs.get(RECORD)
-            if found is not None:
-                self._enter(Trial.model_validate(found))
+            record = frozen.user_attrs.get(RECORD)
+            if record is not None:
+                self._enter(Trial.model_validate(record))
             elif frozen.params:
                 self._enter_foreign(frozen)
 
@@ -304,25 +306,25 @@ class Knowledge:
                 self._enter_heat(heat)
 
     def believing(self, running: Sequence[tuple[int, Config]], noise_sd: float) -> Knowledge:
-        """Return the knowledge as if trials that run had ended as expected, so that what is proposed beside them adds
-        to it (the kriging believer: Ginsbourger, Le Riche & Carraro, "Kriging is well-suited to parallelize
+        """Return the knowledge as if the running trials had ended as expected, so that what is proposed beside them
+        adds to it (the kriging believer: Ginsbourger, Le Riche & Carraro, "Kriging is well-suited to parallelize
         optimization", in Computational Intelligence in Expensive Optimization Problems, 2010).
 
         Args:
-            running: their numbers and configurations.
-            noise_sd: of the logarithm of one launch's rate.
+            running: the numbers and configurations of the running trials.
+            noise_sd: standard deviation of the logarithm of one launch's rate.
         """
         if not running:
             return self
-        found = copy(self)
+        believed = copy(self)
         names = [key(config) for _, config in running]
-        found.offers, found.tried = self.offers.without(names), self.tried.union(names)
+        believed.offers, believed.tried = self.offers.without(names), self.tried.union(names)
         if self.complete:
             pool = self.rates.pool([config for _, config in running])
-            found.rates = self.rates.believing(self.rates.fit(noise_sd).expected(pool))
-            found.complete = [*self.complete, *range(len(self.numbers), len(self.numbers) + len(running))]
-            found.numbers = [*self.numbers, *(number for number, _ in running)]
-        return found
+            believed.rates = self.rates.believing(self.rates.fit(noise_sd).expected(pool))
+            believed.complete = [*self.complete, *range(len(self.numbers), len(self.numbers) + len(running))]
+            believed.numbers = [*self.numbers, *(number for number, _ in running)]
+        return believed
 
     @property
     def heats(self) -> int:
@@ -335,8 +337,8 @@ class Knowledge:
         return self._after.count(self.learnt)
 
     def may_enter(self, config: Config, side: Side) -> bool:
-        """Return whether a configuration may take part in a heat: not ruled out, certain to fit in memory, and not
-        compared already."""
+        """Return whether a configuration may take part in a heat: not ruled out, certain to fit into memory, and not
+        compared often enough already."""
         return (
             self._entered[side, part_of(config, side)] < ENOUGH_HEATS
             and not self.lessons.rule_out(config)
@@ -347,10 +349,10 @@ class Knowledge:
         self._experience.learn_heat(heat)
         side = heat.heat.side
         self._after.append(heat.after)
-        seen = [e for e in heat.heat.entrants if e.ratio is not None]
-        self.compared += len(seen) if side == "device" else 0
+        measured = [e for e in heat.heat.entrants if e.ratio is not None]
+        self.compared += len(measured) if side == "device" else 0
         for entrant in heat.heat.entrants:
-            # What was only interrupted may take part again, but not for ever.
+            # An entrant that was only interrupted may take part again, but not forever.
             failed = entrant.status not in _HARMLESS
             self._entered[side, part_of(entrant.config, side)] += ENOUGH_HEATS if failed else 1
             if (
@@ -359,17 +361,17 @@ class Knowledge:
                 and key(entrant.config) not in self._experience.ran
             ):
                 self.memory.learn_oom(entrant.config)
-        if len(seen) > 1 and self.splits:
-            turns = [sum(turn is not None for turn in e.turns) for e in seen]
+        if len(measured) > 1 and self.splits:
+            turns = [sum(turn is not None for turn in e.turns) for e in measured]
             self.rates.add_heat(
                 side,
-                [e.config for e in seen],
-                [math.log(e.ratio or 1.0) for e in seen],
+                [e.config for e in measured],
+                [math.log(e.ratio or 1.0) for e in measured],
                 [heat.heat.noise_sd / math.sqrt(max(1, n)) for n in turns],
             )
 
     def may_try(self, config: Config) -> bool:
-        """Return whether a configuration is new, legal, not ruled out, and surely fits in memory."""
+        """Return whether a configuration is new, legal, not ruled out, and certainly fits into memory."""
         return (
             key(config) not in self.tried
             and self.space.refusal(config) is None
@@ -384,7 +386,7 @@ class Knowledge:
     def _enter(self, trial: Trial) -> None:
         config, result = trial.config, trial.result
         self._experience.learn(trial)
-        # A trial killed while it was created has no configuration; an interrupted one says nothing about it.
+        # A trial killed during its creation has no configuration; an interrupted one shows nothing about its own.
         if not config or (result.status is TrialStatus.INTERRUPTED and not result.transient):
             return
         if result.transient:
@@ -399,11 +401,11 @@ class Knowledge:
             self.memory.learn(config, measurement.peak_bytes)
         if trial.score is not None:
             self._refer_to(trial.score)
-        seen = observation(trial, None if self.splits else self._reference)
-        if seen is not None:
+        observed = observation(trial, None if self.splits else self._reference)
+        if observed is not None:
             if measurement is not None:
                 self._learn_besides(trial.number, config, measurement)
-            self._observe(trial.number, seen, complete=result.status is TrialStatus.COMPLETE)
+            self._observe(trial.number, observed, complete=result.status is TrialStatus.COMPLETE)
             return
         self._close(config)
 
@@ -418,7 +420,7 @@ class Knowledge:
             self.scores.learn(number, row, self._judge(measurement))
 
     def _enter_foreign(self, frozen: FrozenTrial) -> None:
-        """Learn a trial that was not made by autotune: it has at most a score."""
+        """Learn a trial that autotune did not run; it has at most a score."""
         config = canonical(frozen.params)
         score = frozen.value if frozen.state is TrialState.COMPLETE else None
         if score is None or (self.splits and score <= 0):
@@ -472,13 +474,13 @@ def observation(trial: Trial, reference: float | None = None) -> Observation | N
     loader = measurement.loader_capacity_per_s if measurement else None
     if not device or not loader:
         return Observation(trial.config, math.log(score), weight=weight)
-    # Without workers, a step takes the times of both sides, and an epoch its turn besides. If the two take longer than
-    # everything, one of them is wrong.
+    # Without workers, a step takes the sum of the times of both sides, and each epoch its turn besides. If the two take
+    # longer than the whole, one of them is wrong.
     if not workers_of(trial.config) and math.log(score / device + score / loader) > CONTRADICTION:
         return Observation(trial.config, math.log(score), weight=weight)
     return Observation(trial.config, math.log(score), math.log(device), math.log(loader), weight)
 
 
 def part_of(config: Config, side: Side) -> str:
-    """Return the key of a configuration's part that a heat of one side shows."""
+    """Return the key of the part of a configuration that a heat of one side shows."""
     return key(device_part(config) if side == "device" else delivery_part(config))

@@ -1,4 +1,4 @@
-"""What rates are expected, and beside what."""
+"""Predicts the rates of configurations, and figures other than the rate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from autotune.space import Space, delivery_part, device_part, key
 # linear model of its own knobs (`features`), and both together give the rate: while workers load, the device computes,
 # so the slower side sets the pace (the roofline argument: Williams, Waterman & Patterson, CACM 52, 2009, with the
 # loader in the role of memory); without workers their times add. The remaining difference from the observed rate is
-# learnt as well. So each trial informs both sides, and a side that is not the limit is not explored.
+# learnt as well. Each trial thus informs both sides, and a side that is not the bottleneck is not explored.
 #
 # *The plain model* is the same kind of linear model, of the rate itself in all knobs. It makes no assumption about the
 # bottleneck.
@@ -33,13 +33,13 @@ from autotune.space import Space, delivery_part, device_part, key
 #: Prior odds of the bottleneck model against the plain model.
 PRIOR_ODDS = 4.0
 #: Maximum change of the log odds between the models by a single trial, because a trial may be disturbed; and the
-#: maximum number of trials that all of them count for, so that a small difference does not become a certainty.
+#: maximum number of trials that they count for together, so that a small difference does not become a certainty.
 MOST_EVIDENCE, MOST_TRIALS = 3.0, 12
 #: The models are compared on this number of most recent trials.
 RECENT = 64
-#: What a heat shows of a configuration differs from its rate in another launch by about this, however precise it is.
+#: A configuration's result in a heat differs from its rate in another launch by about this, however precise it is.
 HEAT_SD = 0.015
-#: Where loading takes at most this fraction of the time, what a heat shows of the device holds for the training, too.
+#: If loading takes at most this fraction of the time, a heat's result for the device holds for the training as well.
 MOSTLY_DEVICE = 0.25
 
 
@@ -47,7 +47,7 @@ class RateModel:
     """The bottleneck model and the plain model of one space.
 
     Args:
-        splits: scores are rates, so that a trial's two sides are informative.
+        splits: whether scores are rates, so that a trial's two sides are informative.
 
     Attributes:
         seen: the observations in order. belief: in the bottleneck model, 0 to 1, as of the last fit.
@@ -63,7 +63,7 @@ class RateModel:
         self.seen: list[Observation] = []
         self._rows = self.pool([])
         self._split: list[int] = []
-        #: What heats have shown of the device, of the loader, and of the whole training.
+        #: What heats have shown about the device, the loader, and the whole training.
         self._on_device: list[Shown] = []
         self._on_loader: list[Shown] = []
         self._in_whole: list[Shown] = []
@@ -98,23 +98,23 @@ class RateModel:
         """
         rows = self.pool(configs)
         seen, sd = np.array(log_rates), np.hypot(np.array(sds), HEAT_SD)
-        # No sum of effects says exactly what a configuration does.
-        loose = np.hypot(sd, LACK_SD)
+        # No sum of effects predicts a configuration exactly.
+        sum_sds = np.hypot(sd, LACK_SD)
         if side == "loader":
-            self._loader.add_contrasts(rows.loader, seen, loose)
+            self._loader.add_contrasts(rows.loader, seen, sum_sds)
             self._on_loader.append(Shown(tuple(rows.loaders), rows.loader, seen, sd))
             return
-        self._device.add_contrasts(rows.device, seen, loose)
+        self._device.add_contrasts(rows.device, seen, sum_sds)
         self._on_device.append(Shown(tuple(rows.parts), rows.device, seen, sd))
-        # What loading takes is added to the time of each, as a part of the time of the fastest trial.
+        # The loading time, a fraction of the fastest trial's time, is added to the time of each.
         loading = self._loading()
         times = (1 - loading) * np.exp(-(seen - seen.mean())) + loading
         if loading / times.min() <= MOSTLY_DEVICE:
-            self._whole.add_contrasts(rows.whole, -np.log(times), loose)
+            self._whole.add_contrasts(rows.whole, -np.log(times), sum_sds)
             self._in_whole.append(Shown(tuple(rows.parts), rows.whole, -np.log(times), sd))
 
     def _loading(self) -> float:
-        """Return the fraction of time that loading takes, as the fastest trial showed it; 1 if it is not known."""
+        """Return the fraction of time that loading takes in the fastest trial; 1 if unknown."""
         split = [self.seen[i] for i in self._split]
         fastest = max(split, key=lambda o: o.log_rate, default=None)
         if fastest is None or fastest.log_device is None:
@@ -122,24 +122,24 @@ class RateModel:
         return fastest.waits
 
     def believing(self, expected: Sequence[Observation]) -> RateModel:
-        """Return a copy that takes what is expected of trials as seen; the belief in the models stays."""
-        found = copy(self)
+        """Return a copy that treats the expected observations as made; the belief in the models stays."""
+        updated = copy(self)
         rows = self.pool([o.config for o in expected])
-        found._whole = self._whole.believing(rows.whole, np.array([o.log_rate for o in expected]))
+        updated._whole = self._whole.believing(rows.whole, np.array([o.log_rate for o in expected]))
         sides = [(o.log_device, o.log_loader) for o in expected]
-        if all(None not in both for both in sides):
+        if all(None not in pair for pair in sides):
             device, loader = np.array(sides, dtype=np.float64).T
-            found._device = self._device.believing(rows.device, device)
-            found._loader = self._loader.believing(rows.loader, loader)
-        found.seen, found._rows = [*self.seen, *expected], Pool.joined([self._rows, rows])
-        return found
+            updated._device = self._device.believing(rows.device, device)
+            updated._loader = self._loader.believing(rows.loader, loader)
+        updated.seen, updated._rows = [*self.seen, *expected], Pool.joined([self._rows, rows])
+        return updated
 
     def fit(self, noise_sd: float, *, doubt: float | None = None) -> Fitted:
         """Fit both models to all observations, at least one.
 
         Args:
-            noise_sd: of the logarithm of one launch's rate.
-            doubt: scale the prior's standard deviations by this.
+            noise_sd: standard deviation of the logarithm of one launch's rate.
+            doubt: factor by which to scale the prior's standard deviations.
         """
         rows = self._rows
         whole = self._whole.fit(noise_sd, doubt=doubt)
@@ -148,40 +148,40 @@ class RateModel:
             return Fitted(self.seen, rows, whole, None, 0.0, noise_sd, self._in_whole)
         device, loader = self._device.fit(noise_sd, doubt=doubt), self._loader.fit(noise_sd, doubt=doubt)
         recent = np.array(self._split[-RECENT:])
-        told = [self.seen[i] for i in recent]
-        rates = np.array([o.log_rate for o in told])
-        weights = np.array([o.weight for o in told])
-        devices = np.array([o.log_device for o in told], dtype=np.float64)
-        loaders = np.array([o.log_loader for o in told], dtype=np.float64)
-        some = rows[recent]
-        rest = Rest.of(rates - combined(devices, loaders, some.workers), some.workers > 0, noise_sd)
-        plain = log_density(rates, *whole.left_out(some.whole, rates, weights))
+        observations = [self.seen[i] for i in recent]
+        rates = np.array([o.log_rate for o in observations])
+        weights = np.array([o.weight for o in observations])
+        devices = np.array([o.log_device for o in observations], dtype=np.float64)
+        loaders = np.array([o.log_loader for o in observations], dtype=np.float64)
+        pool = rows[recent]
+        rest = Rest.of(rates - combined(devices, loaders, pool.workers), pool.workers > 0, noise_sd)
+        plain = log_density(rates, *whole.left_out(pool.whole, rates, weights))
         # The leave-one-out predictions of the two sides, combined.
-        on_device, device_sd = device.left_out(some.device, devices, weights)
-        on_loader, loader_sd = loader.left_out(some.loader, loaders, weights)
-        together = combined(on_device, on_loader, some.workers)
+        on_device, device_sd = device.left_out(pool.device, devices, weights)
+        on_loader, loader_sd = loader.left_out(pool.loader, loaders, weights)
+        together = combined(on_device, on_loader, pool.workers)
         step = 1e-4
-        share = (combined(on_device + step, on_loader, some.workers) - together) / step
+        share = (combined(on_device + step, on_loader, pool.workers) - together) / step
         spread = np.hypot(share * device_sd, (1 - share) * loader_sd)
-        mean, sd = rest.left_out(some.workers > 0)
-        both = log_density(rates, together + mean, np.hypot(spread, np.hypot(sd, rest.noise_sd)))
-        evidence = np.clip(both - plain, -MOST_EVIDENCE, MOST_EVIDENCE)
+        mean, sd = rest.left_out(pool.workers > 0)
+        bottleneck = log_density(rates, together + mean, np.hypot(spread, np.hypot(sd, rest.noise_sd)))
+        evidence = np.clip(bottleneck - plain, -MOST_EVIDENCE, MOST_EVIDENCE)
         odds = math.log(PRIOR_ODDS) + float(evidence.mean()) * min(len(evidence), MOST_TRIALS)
         self.belief = 1 / (1 + math.exp(-odds))
         sides = Sides(device, loader, rest, self._on_device, self._on_loader)
         return Fitted(self.seen, rows, whole, sides, self.belief, noise_sd, self._in_whole)
 
 
-# Models of what an objective or a requirement says of a training besides its rate.
+# Models of the figures that an objective or a requirement looks at besides the rate.
 #
-# Both are linear models of the knobs, like that of the rate itself, of a logarithm: by how much a limit is exceeded, or
+# Both are linear models in the knobs, like that of the rate itself, of a logarithm: by how much a limit is exceeded, or
 # how high an objective scores.
 
-#: Standard deviation of a main effect at least: how a figure follows the knobs is not known beforehand.
+#: Minimum standard deviation of a main effect: how a figure depends on the knobs is not known beforehand.
 LEAST_SD = 0.3
 #: Standard deviation of the logarithm of one launch's figure.
 NOISE_SD = 0.05
-#: An excess beyond this, and one that is not known, counts as this.
+#: A larger excess, or an unknown one, counts as this.
 MOST = 3.0
 
 
@@ -189,10 +189,10 @@ class MeetingModel:
     """Learns from the excess of trials, and predicts the chance that others have none.
 
     The expected gain of a trial is multiplied by this chance (Gardner et al., "Bayesian optimization with inequality
-    constraints", ICML 2014), so that what is likely to exceed a limit is tried less, and may be tried all the same.
+    constraints", ICML 2014): what is likely to exceed a limit is tried less often, but may still be tried.
 
     Args:
-        like: the prior of the effects on the rate, whose shape it takes.
+        like: the prior of the effects on the rate, which determines the shape of this model's prior.
     """
 
     def __init__(self, like: Prior) -> None:
@@ -210,17 +210,17 @@ class MeetingModel:
         self._regression.add(row, float(np.clip(excess, -MOST, MOST)), 1.0)
 
     def chances(self, rows: Array) -> Array:
-        """Return the chance of each configuration to meet the limit, ``(N,)``, from features ``(N, F)``."""
+        """Return each configuration's chance of meeting the limit, ``(N,)``, from features ``(N, F)``."""
         from scipy.special import ndtr
 
         fitted = self._regression.fit(NOISE_SD)
         mean, sd = fitted.predict(rows)
-        found: Array = ndtr(-mean / np.hypot(sd, fitted.noise_sd))
-        return found
+        chances: Array = ndtr(-mean / np.hypot(sd, fitted.noise_sd))
+        return chances
 
 
 class ScoreModel:
-    """Learns the scores by an objective that chooses among the fastest, and predicts what others gain by it.
+    """Learns scores by the objective that chooses among the fastest, and predicts what other configurations gain by it.
 
     Args:
         like: see `MeetingModel`.
@@ -253,8 +253,8 @@ class ScoreModel:
 
         mean, sd = self._regression.fit(NOISE_SD).predict(rows)
         ahead = (mean - best) / np.maximum(sd, 1e-9)
-        found: Array = sd * (ahead * ndtr(ahead) + np.exp(-0.5 * ahead**2) / math.sqrt(2 * math.pi))
-        return found
+        gains: Array = sd * (ahead * ndtr(ahead) + np.exp(-0.5 * ahead**2) / math.sqrt(2 * math.pi))
+        return gains
 
 
 def _regression(like: Prior) -> Regression:

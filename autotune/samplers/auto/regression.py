@@ -17,15 +17,15 @@ from autotune.space import simplicity
 # Bayesian linear regression in closed form.
 #
 # The prior of the effects and the noise are normal, and so is the posterior (Bishop, Pattern Recognition and Machine
-# Learning, 2006, 3.3). The noise level, and the factors by which the prior's standard deviations are too narrow or too
-# wide, are chosen from a grid of values by maximum evidence (3.5).
+# Learning, 2006, 3.3). The noise level and factors that widen or narrow the prior's standard deviations are chosen from
+# a grid of values by maximum evidence (3.5).
 
 #: Factors tried on the prior standard deviations of main effects and of fine effects, and on the known launch noise.
 STRONG, FINE, NOISES = (1.0, 0.5, 2.0), (1.0, 0.3, 0.1, 0.03), (1.0, 2.0, 4.0, 8.0)
 #: With fewer observations the prior is used unscaled.
 FEWEST = 3
-#: From STEADY observations on, the factors are updated only every EVERY observations, from at most ENOUGH of them and
-#: from all contrasts.
+#: From STEADY observations on, the factors are updated only every EVERY observations, using at most ENOUGH of them and
+#: all contrasts.
 STEADY, EVERY, ENOUGH = 8, 4, 128
 
 
@@ -47,8 +47,8 @@ class Prior:
         """Scale the standard deviations. The constant's stays wide."""
         factors = np.where(self.fine, fine, strong)
         factors[0] = 1.0
-        found: Array = factors * self.sd
-        return found
+        scaled: Array = factors * self.sd
+        return scaled
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Fit:
 
     Attributes:
         mean: shape ``(F,)``. root: a square root of the covariance, ``(F, F)``.
-        noise_sd: of one observation around the sum of the effects, including lack of fit.
+        noise_sd: standard deviation of one observation around the sum of the effects, including lack of fit.
     """
 
     mean: Array
@@ -78,15 +78,15 @@ class Fit:
         including noise (Rasmussen & Williams, Gaussian Processes, 2006, 5.4.2)."""
         precision = weights / self.noise_sd**2
         spread = ((rows @ self.root) ** 2).sum(axis=1)
-        kept = np.maximum(1 - spread * precision, 1e-6)
-        return seen - (seen - rows @ self.mean) / kept, np.sqrt(1 / (precision * kept))
+        remaining = np.maximum(1 - spread * precision, 1e-6)
+        return seen - (seen - rows @ self.mean) / remaining, np.sqrt(1 / (precision * remaining))
 
 
 class Regression:
     """Effects of one kind, learnt one observation at a time.
 
     Args:
-        noises: factors on the known noise, of which the most likely is used.
+        noises: factors on the known noise; the most likely one is used.
     """
 
     def __init__(self, prior: Prior, noises: Sequence[float] = NOISES) -> None:
@@ -109,12 +109,12 @@ class Regression:
         Args:
             row: ``(F,)``. weight: inverse of its variance, in units of the noise variance.
         """
-        left = seen - float(row @ self._prior.mean)
+        residual = seen - float(row @ self._prior.mean)
         self._square += weight * np.outer(row, row)
-        self._product += weight * left * row
+        self._product += weight * residual * row
         if self._added < ENOUGH:
             self._added += 1
-            self._first.append(_Row(row, left, 1 / weight, 0.0))
+            self._first.append(_Row(row, residual, 1 / weight, 0.0))
 
     def add_contrasts(self, rows: Array, seen: Array, sds: Array) -> None:
         """Add observations made together, of which only the differences count: all share one unknown offset, whose
@@ -122,28 +122,29 @@ class Regression:
 
         Args:
             rows: ``(N, F)``. seen: ``(N,)``. sds: the standard deviation of each, ``(N,)``, whatever the noise of
-                others.
+                other observations.
         """
-        left = (seen - rows @ self._prior.mean) / sds
-        # An orthonormal basis of what is orthogonal to the offset; the noise stays independent, of variance 1.
+        residuals = (seen - rows @ self._prior.mean) / sds
+        # An orthonormal basis of the space orthogonal to the offset; the noise stays independent, with variance 1.
         basis = np.linalg.qr((1 / sds)[:, None], mode="complete")[0][:, 1:]
-        rows, left = basis.T @ (rows / sds[:, None]), basis.T @ left
+        rows, residuals = basis.T @ (rows / sds[:, None]), basis.T @ residuals
         self._exact_square += rows.T @ rows
-        self._exact_product += rows.T @ left
-        self._first += [_Row(row, float(one), 0.0, 1.0) for row, one in zip(rows, left, strict=True)]
+        self._exact_product += rows.T @ residuals
+        self._first += [_Row(row, float(residual), 0.0, 1.0) for row, residual in zip(rows, residuals, strict=True)]
 
     def believing(self, rows: Array, expected: Array) -> Regression:
-        """Return a copy that takes what is expected of further observations as seen, each with a weight of 1.
+        """Return a copy that treats expected values of further observations as observed, each with a weight of 1.
 
-        This changes no expectation and makes the effects concerned more certain. The factors are not chosen by it.
+        This changes no expectation and makes the effects involved more certain. It has no influence on the choice of
+        the factors.
 
         Args:
             rows: ``(N, F)``. expected: ``(N,)``.
         """
-        found = copy(self)
-        found._square = self._square + rows.T @ rows
-        found._product = self._product + rows.T @ (expected - rows @ self._prior.mean)
-        return found
+        updated = copy(self)
+        updated._square = self._square + rows.T @ rows
+        updated._product = self._product + rows.T @ (expected - rows @ self._prior.mean)
+        return updated
 
     def fit(self, noise_sd: float, *, doubt: float | None = None) -> Fit:
         """Return the posterior.
@@ -180,8 +181,8 @@ class Regression:
 
 
 def _steady(count: int) -> int:
-    """Return the number of observations from which to choose the factors: all if there are few, otherwise a multiple of
-    `EVERY`, because the factors change little."""
+    """Return how many observations to choose the factors from: all if there are few, otherwise a multiple of `EVERY`,
+    because the factors change little."""
     return count if count < STEADY else count - count % EVERY
 
 
@@ -190,8 +191,8 @@ class _Row:
     """One observation.
 
     Attributes:
-        effects: ``(F,)``. left: the observation minus the prior mean. variance: in units of the noise variance, to
-            which ``known`` is added.
+        effects: ``(F,)``. left: the observation minus the prior mean. variance: in units of the noise variance.
+        known: variance added to that.
     """
 
     effects: Array
@@ -207,7 +208,7 @@ class _Sample:
     Attributes:
         constant, strong, fine: contributions of the constant, the main and the fine effects, each ``(N, N)``.
         left: observations minus the prior mean. noise: variance of each in units of the noise variance, ``(N,)``.
-        known: variance of each besides, ``(N,)``.
+        known: additional variance of each, ``(N,)``.
     """
 
     constant: Array
@@ -236,21 +237,21 @@ class _Sample:
         """Return the log marginal likelihood, up to a constant (Rasmussen & Williams 2006, 2.30)."""
         covariance = self.constant + strong**2 * self.strong + fine**2 * self.fine
         covariance += np.diag(noise_sd**2 * self.noise + self.known)
-        root = np.linalg.cholesky(covariance)
-        solved = np.linalg.solve(root, self.left)
-        return float(-0.5 * solved @ solved - np.log(np.diag(root)).sum())
+        factor = np.linalg.cholesky(covariance)
+        solved = np.linalg.solve(factor, self.left)
+        return float(-0.5 * solved @ solved - np.log(np.diag(factor)).sum())
 
 
 def log_density(seen: Array, mean: Array, sd: Array) -> Array:
     """Return the log density of a normal distribution, up to a constant."""
-    found: Array = -0.5 * ((seen - mean) / sd) ** 2 - np.log(sd)
-    return found
+    density: Array = -0.5 * ((seen - mean) / sd) ** 2 - np.log(sd)
+    return density
 
 
-# The models of the rate after some trials: what they predict (see `rates`).
+# The predictions of the models of the rate after some trials (see `rates`).
 
 #: Prior standard deviation of the error of the combined sides, with and without workers; and the number of launches
-#: that the prior of their scatter counts for. That prior is half of a launch's noise, which both sides share.
+#: that the prior of their scatter counts for. That prior is half of a launch's noise, since both sides share the noise.
 REST_SD, REST_DEGREES = 0.08, 4
 #: Minimum weight of a trial's own figure relative to the models' prediction.
 LEAST_OWN = 0.1
@@ -261,7 +262,8 @@ class Observation:
     """The information one trial gives about its configuration's rate.
 
     Attributes:
-        log_rate: natural logarithm of the score. log_device, log_loader: of what each side can do; ``None`` if unknown.
+        log_rate: natural logarithm of the score. log_device, log_loader: of the rate that each side can reach;
+            ``None`` if unknown.
         weight: 1 for a complete trial, less for one that was ended early.
     """
 
@@ -273,7 +275,7 @@ class Observation:
 
     @property
     def waits(self) -> float:
-        """Fraction of the time that is not the device's; 0 if it is not known."""
+        """Fraction of the time that is not the device's; 0 if unknown."""
         return 0.0 if self.log_device is None else 1 - math.exp(min(0.0, self.log_rate - self.log_device))
 
 
@@ -303,7 +305,7 @@ class Rest:
         return (mean / sd**2 - self.left / self.noise_sd**2) / precision, np.sqrt(1 / precision)
 
     def of_rows(self, overlapping: Bools) -> tuple[Array, Array]:
-        """Return mean and standard deviation for each, ``(N,)``."""
+        """Return the mean and standard deviation for each row, ``(N,)``."""
         index = overlapping.astype(int)
         return self.mean[index], self.sd[index]
 
@@ -320,10 +322,10 @@ class Sides:
 
 
 def _mean(rows: Array, fit: Fit, shown: Sequence[Shown], parts: Sequence[str]) -> Array:
-    """Return the expected logarithmic rates by one model, ``(N,)``."""
+    """Return the logarithmic rates that one model expects, ``(N,)``."""
     effects = fit.mean[:, None]
-    found: Array = (rows @ effects + corrections(shown, effects, parts))[:, 0]
-    return found
+    rates: Array = (rows @ effects + corrections(shown, effects, parts))[:, 0]
+    return rates
 
 
 @dataclass(frozen=True)
@@ -332,7 +334,7 @@ class Fitted:
 
     Attributes:
         rows: features of the configurations seen. belief: in the bottleneck model, 0 to 1.
-        sides: ``None`` if no trial measured the sides separately. in_whole: what heats have shown of the whole
+        sides: ``None`` if no trial measured the sides separately. in_whole: what heats have shown about the whole
             training.
     """
 
@@ -345,9 +347,9 @@ class Fitted:
     in_whole: Sequence[Shown] = ()
 
     def shown(self, pool: Pool) -> Bools:
-        """Return of which configurations a heat has shown the device's part, ``(N,)``."""
-        known = set() if self.sides is None else {part for heat in self.sides.shown for part in heat.parts}
-        return np.array([part in known for part in pool.parts], dtype=bool)
+        """Return for which configurations a heat has shown the device's part, ``(N,)``."""
+        shown_parts = set() if self.sides is None else {part for heat in self.sides.shown for part in heat.parts}
+        return np.array([part in shown_parts for part in pool.parts], dtype=bool)
 
     def expected(self, pool: Pool) -> list[Observation]:
         """Return what trials of these configurations are expected to show."""
@@ -378,37 +380,37 @@ class Fitted:
         return _mean(pool.loader, self.sides.loader, self.sides.shown_loader, pool.loaders)
 
     def worlds(self, draws: int, rng: np.random.Generator) -> Worlds:
-        """Draw effects, from each model in proportion to its belief."""
+        """Draw effects from each model in proportion to the belief in it."""
         of_sides = round(self.belief * draws) if self.sides is not None else 0
         plain = self.whole.draw(rng.standard_normal((len(self.whole.mean), draws - of_sides)))
         if self.sides is None:
             return Worlds(plain, in_whole=self.in_whole)
-        s = self.sides
-        device = s.device.draw(rng.standard_normal((len(s.device.mean), draws)))
-        loader = s.loader.draw(rng.standard_normal((len(s.loader.mean), draws)))
-        rest = s.rest.mean[:, None] + s.rest.sd[:, None] * rng.standard_normal((2, draws))
-        return Worlds(plain, device, loader, rest, self.in_whole, s.shown, s.shown_loader)
+        sides = self.sides
+        device = sides.device.draw(rng.standard_normal((len(sides.device.mean), draws)))
+        loader = sides.loader.draw(rng.standard_normal((len(sides.loader.mean), draws)))
+        rest = sides.rest.mean[:, None] + sides.rest.sd[:, None] * rng.standard_normal((2, draws))
+        return Worlds(plain, device, loader, rest, self.in_whole, sides.shown, sides.shown_loader)
 
     def mean(self, pool: Pool) -> Array:
         """Return the expected logarithmic rates, ``(N,)``."""
         plain = _mean(pool.whole, self.whole, self.in_whole, pool.parts)
         if self.sides is None or self.belief == 0:
             return plain
-        s = self.sides
+        sides = self.sides
         device = self.computing(pool)
         together = combined(device, self.loading(pool), pool.workers)
-        together += s.rest.of_rows(pool.workers > 0)[0]
-        # See `Worlds`: without workers the two sides are all there is.
+        together += sides.rest.of_rows(pool.workers > 0)[0]
+        # See `Worlds`: without workers, the times of the two sides add up to the whole.
         belief = np.where(pool.workers > 0, self.belief, 1.0)
-        found: Array = belief * together + (1 - belief) * plain
-        capped: Array = np.minimum(found, device)
+        mixture: Array = belief * together + (1 - belief) * plain
+        capped: Array = np.minimum(mixture, device)
         return capped
 
     @cached_property
     def own_share(self) -> Array:
         """Weight of each trial's own figure relative to the models' prediction, 0 to 1, ``(N,)``.
 
-        The scatter around the models is partly launch noise and partly what the models do not capture.
+        The scatter around the models is partly launch noise and partly lack of fit.
         """
         scatter = self.whole if self.sides is None or self.belief < 0.5 else self.sides.device
         total = max(self.noise_sd, scatter.noise_sd) ** 2
@@ -416,39 +418,39 @@ class Fitted:
         return share * np.array([o.weight for o in self.seen])
 
     def ranking(self, among: Sequence[int], baseline: Config, least: float) -> list[int]:
-        """Sort some of the observations, given by number, most promising first.
+        """Sort some of the observations, given by index, most promising first.
 
         Args:
-            least: of those that are expected to be slower than the first by no more than this, in natural logarithms,
-                the simplest comes first.
+            least: those expected to be slower than the fastest by no more than this, in natural logarithms, are sorted
+                by simplicity.
         """
         believed = self.mean(self.rows)
         believed += self.own_share * (np.array([o.log_rate for o in self.seen]) - believed)
-        top = max((believed[i] for i in among), default=0.0) - least
+        threshold = max((believed[i] for i in among), default=0.0) - least
 
         def order(i: int) -> tuple[object, ...]:
-            first = simplicity(self.seen[i].config, baseline, None) if believed[i] >= top else ()
-            return believed[i] < top, first, -believed[i]
+            first = simplicity(self.seen[i].config, baseline, None) if believed[i] >= threshold else ()
+            return believed[i] < threshold, first, -believed[i]
 
         return sorted(among, key=order)
 
     def gains(self, best: int, pool: Pool, draws: int, rng: np.random.Generator) -> tuple[Array, Array]:
         """Return, for each configuration of a pool, its expected improvement over an observed one (in natural
         logarithms, never below zero) and its expected logarithmic rate, both ``(N,)``."""
-        ahead, others = self.differences(best, pool, draws, rng)
-        return np.maximum(0.0, ahead).mean(axis=1), others.mean(axis=1)
+        ahead, rates = self.differences(best, pool, draws, rng)
+        return np.maximum(0.0, ahead).mean(axis=1), rates.mean(axis=1)
 
     def differences(
         self, best: int, pool: Pool, draws: int, rng: np.random.Generator, own: Array | None = None
     ) -> tuple[Array, Array]:
-        """Return, for each configuration of a pool and each of a number of draws from the models, by how much it is
-        faster than an observed one (in natural logarithms) and its logarithmic rate, both ``(N, draws)``.
+        """Return, for each configuration of a pool and each draw from the models, by how much it is faster than an
+        observed one (in natural logarithms) and its logarithmic rate, both ``(N, draws)``.
 
         Args:
             own: see `Worlds.log_rates`.
         """
         worlds = self.worlds(draws, rng)
-        top = worlds.log_rates(self.rows[best : best + 1])
-        top += self.own_share[best] * (self.seen[best].log_rate - top)
-        others = worlds.log_rates(pool, own)
-        return others - top, others
+        best_rates = worlds.log_rates(self.rows[best : best + 1])
+        best_rates += self.own_share[best] * (self.seen[best].log_rate - best_rates)
+        rates = worlds.log_rates(pool, own)
+        return rates - best_rates, rates

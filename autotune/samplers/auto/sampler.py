@@ -22,33 +22,34 @@ from autotune.samplers.auto.regression import Fitted
 from autotune.samplers.sampler import NOTHING_LEFT, PREDICTED, Experience, HeatProposal, Searcher, graph
 from autotune.space import AT_ONCE, Space, canonical, distance, is_idle, key, samples_at_once, simplicity
 
-# Which configurations to compare in a heat, and whether that is worth more than going on with a trial.
+# Which configurations to compare in a heat, and whether that is worth more than running the next trial.
 #
-# A heat tells, nearly without error, which of its entrants computes fastest. So what it is worth is the value of
+# A heat shows, almost without error, which of its entrants computes fastest. Its worth is therefore the value of
 # perfect information about them: how much faster the best of them is expected to be than the one that would be tried
-# without it. The models' draws leave open which one that is, and so does what no sum of effects says of a configuration
-# (Raiffa & Schlaifer, Applied Statistical Decision Theory, 1961, ch. 4; in the search for a maximum: Frazier, Powell &
-# Dayanik, "A knowledge-gradient policy for sequential information collection", SIAM J. Control Optim. 47, 2008).
+# without it. Two things leave open which one that is: the spread of the models' draws, and the part of a
+# configuration's rate that no sum of effects captures (Raiffa & Schlaifer, Applied Statistical Decision Theory, 1961,
+# ch. 4; in the search for a maximum: Frazier, Powell & Dayanik, "A knowledge-gradient policy for sequential information
+# collection", SIAM J. Control Optim. 47, 2008).
 
-#: More entrants are compared in the next heat, beside the best of this one.
+#: Maximum number of entrants; further ones are compared in the next heat, against the best of this one.
 MOST = 20
-#: With fewer a trial tells as much.
+#: Minimum number of entrants; with fewer, a trial shows as much.
 FEWEST = 3
-#: An entrant that brings less than this part of what the others bring per second waits for a later heat: at the
-#: beginning of a search, when there is much to gain, compiling does.
+#: An entrant that adds less than this fraction of what the others add per second waits for a later heat: at the
+#: beginning of a search, when there is much to gain, this holds for those that must be compiled.
 LATER = 0.2
-#: The first compilation in a mode may take this many times the guess; nothing else can be done in the meantime. Of
-#: ResNet-50's at 96 px on two cores, guessed to take 60 s, one machine's took 33 s and another's 150 s.
+#: The first compilation in a mode may take this many times the guess; nothing else can be done in the meantime. For
+#: ResNet-50 at 96 px on two cores the guess was 60 s; it took 33 s on one machine and 150 s on another.
 SLOW_COMPILE = 2.5
 #: Draws from the models.
 HEAT_DRAWS = 256
-#: Counted steps that an entrant takes on average, and the first of each turn: many drop out after the first round.
+#: Steps that an entrant takes on average, counted ones and the first of each turn: many drop out after the first round.
 STEPS = 6.0
-#: Fraction of its time that a training waits for a loader that is worth comparing with others.
+#: A loader is worth comparing with others if the training waits for it at least this fraction of its time.
 WAITS = 0.2
-#: Turns that a loader takes on average, and the seconds of starting one, and each of its workers.
+#: Turns that a loader takes on average, and the seconds to start it and each of its workers.
 LOADER_TURNS, LOADER_START_S, WORKER_START_S = 2.0, 0.2, 0.05
-#: Number of variants to choose from; of more, as many are drawn at random.
+#: Maximum number of variants to choose from; if there are more, this many are drawn at random.
 _VARIANTS = 4096
 
 
@@ -57,9 +58,9 @@ class Draft:
     """A heat that could be run.
 
     Attributes:
-        proposal: who is compared.
-        gain: expected improvement by the best of them over the best so far, in natural logarithms. more: how much of
-            it is not expected of the most promising one.
+        proposal: the entrants.
+        gain: expected improvement of the best entrant over the best so far, in natural logarithms. more: by how much
+            that exceeds the expected improvement of the single most promising entrant.
     """
 
     proposal: HeatProposal
@@ -69,10 +70,10 @@ class Draft:
 
 @dataclass(frozen=True)
 class Terms:
-    """What a heat may take, and what it must bring.
+    """How long a heat may take, and what it must gain.
 
     Attributes:
-        turn_s: a turn lasts at least this long. left_s: seconds that the heat may take.
+        turn_s: minimum length of a turn. left_s: seconds that the heat may take.
         least_per_s: an entrant joins if it adds this much per second to the expected improvement.
         trial_s: seconds of the trial that follows, without which nothing is gained.
         seed: of the draws. enters: returns whether there would be time for what a configuration owes its user.
@@ -87,34 +88,34 @@ class Terms:
 
 
 def draft_device(known: Knowledge, fitted: Fitted, best: int, beside: Config, terms: Terms) -> Draft | None:
-    """Return the heat of the device that is worth most; ``None`` if there is nothing to compare.
+    """Return the most worthwhile heat of the device; ``None`` if there is nothing to compare.
 
     Args:
-        best: the observation whose configuration is the reference.
-        beside: the entrants are judged by what they give with the other knobs of this configuration, which no heat
-            shows: those of the loader.
+        best: index of the observation whose configuration is the reference.
+        beside: the entrants are judged in combination with the remaining knobs of this configuration, those of the
+            loader, which no heat of the device shows.
     """
     reference = known.rates.seen[best].config
     if mode_of(reference) in CUDAGRAPH_MODES:
         return None
     entrants, judged = [reference], [canonical({**beside, **_switched(reference)})]
     for config in variants(known.space, reference):
-        with_it = canonical({**beside, **_switched(config)})
-        legal = known.may_enter(config, "device") and known.space.refusal(with_it) is None
+        combined = canonical({**beside, **_switched(config)})
+        legal = known.may_enter(config, "device") and known.space.refusal(combined) is None
         if legal and terms.enters(config):
             entrants.append(config)
-            judged.append(with_it)
+            judged.append(combined)
     if len(entrants) < FEWEST:
         return None
     pool = known.rates.pool(judged)
     rng = np.random.default_rng(list(terms.seed))
-    # What no sum of effects says of those that no heat has shown. It is no reason to compile: what compiling gives to
-    # one configuration, it mostly gives to the next.
+    # The part that no sum of effects captures, for configurations that no heat has shown. It is no reason to compile:
+    # what one configuration gains from compiling, most others gain as well.
     unshown = ~fitted.shown(pool) & [mode_of(c) == "off" for c in entrants]
     # The best so far is known from its trial.
     unshown[0] = False
-    own = LACK_SD * unshown[:, None] * rng.standard_normal((len(entrants), HEAT_DRAWS))
-    ahead, rates = fitted.differences(best, pool, HEAT_DRAWS, rng, own)
+    lack = LACK_SD * unshown[:, None] * rng.standard_normal((len(entrants), HEAT_DRAWS))
+    ahead, rates = fitted.differences(best, pool, HEAT_DRAWS, rng, lack)
     steps_s = STEPS * pool.batches / np.exp(rates.mean(axis=1))
     compile_s = [known.costs.compile_s(mode_of(c), "" if mode_of(c) == "off" else graph(c)) for c in entrants]
     seconds = np.maximum(steps_s, STEPS / 2 * terms.turn_s) + compile_s
@@ -124,11 +125,11 @@ def draft_device(known: Knowledge, fitted: Fitted, best: int, beside: Config, te
 
 
 def draft_loader(known: Knowledge, fitted: Fitted, best: int, terms: Terms) -> Draft | None:
-    """Return the heat of the loader that is worth most; ``None`` if there is nothing to compare, or the best so far
-    hardly waits for it.
+    """Return the most worthwhile heat of the loader; ``None`` if there is nothing to compare, or the best
+    configuration so far hardly waits for it.
 
     Args:
-        best: the observation whose configuration is the reference.
+        best: index of the observation whose configuration is the reference.
     """
     reference = known.rates.seen[best].config
     others = [c for c in loaders(known.space, reference) if known.may_enter(c, "loader")]
@@ -138,7 +139,7 @@ def draft_loader(known: Knowledge, fitted: Fitted, best: int, terms: Terms) -> D
     pool = known.rates.pool(entrants)
     rng = np.random.default_rng(list(terms.seed))
     ahead, _ = fitted.differences(best, pool, HEAT_DRAWS, rng)
-    # Each turn starts the workers, and waits for a batch of each.
+    # Each turn starts the workers, and waits for one batch from each.
     rates_per_s = np.exp(fitted.loading(pool))
     start_s = LOADER_START_S + WORKER_START_S * pool.workers
     seconds = LOADER_TURNS * (start_s + np.maximum(1, pool.workers) * pool.batches / rates_per_s + terms.turn_s)
@@ -157,45 +158,45 @@ def _drafted(
     """Return the heat of the most worthwhile entrants; ``None`` if there are too few.
 
     Args:
-        ahead: by how much each is faster than the best so far, in each draw, ``(N, S)``. seconds, at_worst_s: expected
-            of each, and if its compilation is slow, ``(N,)``.
+        ahead: by how much each is faster than the best so far, in each draw, ``(N, S)``. seconds, at_worst_s: what
+            each takes, as expected and if its compilation is slow, ``(N,)``.
     """
     better = np.maximum(0.0, ahead)
     chosen, spent_s = _greedy(better, seconds, at_worst_s, begin_s, terms)
     if len(chosen) < FEWEST:
         return None
-    # What is not in the heat, such as a compile, is no alternative to it: it can be tried afterwards.
+    # Configurations outside the heat, such as compiled ones, are no alternative to it: they can be tried afterwards.
     gain, single = float(better[chosen].max(axis=0).mean()), float(better[chosen].mean(axis=1).max())
-    # Rounds end when they bring less per second than the whole does (the marginal value theorem: Charnov, "Optimal
-    # foraging", Theoretical Population Biology 9, 1976). What is left open, a later heat decides.
+    # Rounds end when they gain less per second than the heat as a whole (the marginal value theorem: Charnov, "Optimal
+    # foraging", Theoretical Population Biology 9, 1976). A later heat decides what is left open.
     per_s = max(terms.least_per_s, gain / (spent_s + terms.trial_s))
     proposal = HeatProposal(side, tuple(entrants[i] for i in chosen), per_s, spent_s)
     return Draft(proposal, gain, gain - single)
 
 
 def _greedy(better: Array, seconds: Array, at_worst_s: Array, begin_s: float, terms: Terms) -> tuple[list[int], float]:
-    """Return the chosen configurations, the first of which is given, and the seconds they take.
+    """Return the indices of the chosen configurations, of which the first is always 0, and the seconds they take.
 
     Each is the one that adds most per second. The expected maximum is submodular, so this is near the best choice
     (Nemhauser, Wolsey & Fisher, "An analysis of approximations for maximizing submodular set functions", Math.
-    Programming 14, 1978). One that adds much less per second than the heat brings without it, with the trial that
-    follows, waits for a later heat.
+    Programming 14, 1978). A configuration that adds much less per second than the heat gains without it, counting the
+    trial that follows, waits for a later heat.
 
     Args:
-        better: improvement of each configuration in each draw, ``(N, S)``. seconds, at_worst_s: of each, ``(N,)``.
+        better: improvement by each configuration in each draw, ``(N, S)``. seconds, at_worst_s: of each, ``(N,)``.
     """
     chosen, top = [0], better[0]
     spent_s = begin_s + float(seconds[0])
     while len(chosen) < MOST:
         rates = (np.maximum(better, top).mean(axis=1) - top.mean()) / seconds
         rates[spent_s + at_worst_s > terms.left_s] = 0.0
-        one = int(np.argmax(rates))
-        later = LATER * float(top.mean()) / (spent_s + terms.trial_s)
-        if rates[one] <= max(terms.least_per_s, later if len(chosen) >= FEWEST else 0.0):
+        index = int(np.argmax(rates))
+        threshold = LATER * float(top.mean()) / (spent_s + terms.trial_s)
+        if rates[index] <= max(terms.least_per_s, threshold if len(chosen) >= FEWEST else 0.0):
             break
-        chosen.append(one)
-        spent_s += float(seconds[one])
-        top = np.maximum(top, better[one])
+        chosen.append(index)
+        spent_s += float(seconds[index])
+        top = np.maximum(top, better[index])
     return chosen, spent_s
 
 
@@ -205,26 +206,29 @@ def _switched(config: Config) -> dict[str, Value]:
 
 
 def variants(space: Space, reference: Config) -> Iterator[dict[str, Value]]:
-    """Yield the configurations that a training of the reference can be switched to; some, if there are very many."""
+    """Yield the configurations that a running training of the reference can be switched to; a random sample if there
+    are very many."""
     names = [n for n in _switched(reference) if n in space.choices and n not in space.between_launches]
     values = [(*space.rungs(n), *space.beside(n, reference[n])) for n in names]
-    every = range(math.prod(map(len, values)))
-    for number in every if len(every) <= _VARIANTS else random.Random(0).sample(every, _VARIANTS):
+    combinations = range(math.prod(map(len, values)))
+    for combination in (
+        combinations if len(combinations) <= _VARIANTS else random.Random(0).sample(combinations, _VARIANTS)
+    ):
         choice = []
-        left = number
-        for some in values:
-            left, place = divmod(left, len(some))
-            choice.append(some[place])
-        found = canonical({**reference, **dict(zip(names, choice, strict=True))})
-        if key(found) != key(reference) and space.why_apart(reference, found) is None:
-            yield found
+        rest = combination
+        for options in values:
+            rest, position = divmod(rest, len(options))
+            choice.append(options[position])
+        config = canonical({**reference, **dict(zip(names, choice, strict=True))})
+        if key(config) != key(reference) and space.why_apart(reference, config) is None:
+            yield config
 
 
 def loaders(space: Space, reference: Config) -> list[dict[str, Value]]:
     """Return the reference with other numbers of workers.
 
-    What else a loader has, its own rate does not show: queues smooth the waits of a training, pinning helps the device,
-    and workers that persist the epoch turn.
+    The effect of a loader's other knobs does not show in its own rate: queues smooth the waits of a training, pinning
+    helps the device, and persistent workers help at the turn of an epoch.
     """
     counts = space.rungs(WORKERS) if WORKERS in space.choices and WORKERS not in space.between_launches else ()
     others = [space.completed({**reference, WORKERS: n}) for n in counts if n != reference.get(WORKERS)]
@@ -233,9 +237,9 @@ def loaders(space: Space, reference: Config) -> list[dict[str, Value]]:
 
 # autotune's own sampler.
 
-# Chooses a configuration, from what each on offer is worth.
+# Chooses a configuration by the worth of each that is on offer.
 
-#: A simpler configuration is tried instead if it is worth at least this part of the most worthwhile one.
+#: A simpler configuration is tried instead if its worth is at least this fraction of the most worthwhile one's.
 _AS_WORTHY = 0.9
 #: Of configurations that are not known to fit, this many of the most worthwhile are considered.
 _RISKS = 32
@@ -259,8 +263,8 @@ class Chooser:
         Of several that are about as worthwhile the simplest is returned.
 
         Args:
-            worth: gain per second; negative if closed, ``(N,)``. gain: ``(N,)``. least: gains that differ by less
-                are as good.
+            worth: gain per second; negative if closed, ``(N,)``. gain: ``(N,)``. least: gains that differ by no more
+                than this count as equal.
         """
         configs = self._known.offers.pool.configs
         for i in np.argsort(-worth, kind="stable"):
@@ -280,7 +284,8 @@ class Chooser:
 
     def risk(self, worth: Array, centre: Config) -> tuple[Config, str] | None:
         """Return a configuration to try if none certainly fits: the best at a smaller batch, which shows how memory
-        grows, or one that is expected to fit. Without it, a training near the memory limit would have none to try."""
+        grows, or one that is expected to fit. Without this, a training near the memory limit would have nothing to
+        try."""
         if not (worth > 0).any():
             return None
         stone = self._stepping_stone(centre)
@@ -294,9 +299,9 @@ class Chooser:
 
     def at_own_batch(self, config: Config) -> tuple[Config, str] | None:
         """Return the best configuration with the user's own batch and workload knobs, if it has not been tried."""
-        own = {n: v for n, v in self._space.baseline.items() if n == "batch_size" or n.startswith("workload.")}
-        found = canonical({**config, **own})
-        return (found, "the best at your own batch") if self._may_try(found) else None
+        user_values = {n: v for n, v in self._space.baseline.items() if n == "batch_size" or n.startswith("workload.")}
+        candidate = canonical({**config, **user_values})
+        return (candidate, "the best at your own batch") if self._may_try(candidate) else None
 
     def anything(self) -> dict[str, Value]:
         """Return any configuration that may be tried, for when none is known to be worthwhile."""
@@ -311,8 +316,8 @@ class Chooser:
         return self._known.may_try(config) and self._acceptable(config)
 
     def _stepping_stone(self, config: Config) -> Config | None:
-        """Return the same configuration at a smaller batch, or with the batch in more parts, for predicting its memory;
-        ``None`` if there is none.
+        """Return the same configuration at a smaller batch, or with the batch in more parts, from which its memory can
+        be predicted; ``None`` if there is none.
 
         If no batch of this combination has been observed, this is the largest that certainly fits. One batch does not
         determine a line, so the next smaller one follows.
@@ -321,10 +326,10 @@ class Chooser:
             return None
         if len(self._known.memory.batches(config)) > 1:
             return None
-        others = [canonical({**config, n: v}) for n in AT_ONCE if n in config for v in self._space.rungs(n)]
-        smaller = [found for found in others if samples_at_once(found) < samples_at_once(config)]
+        candidates = [canonical({**config, n: v}) for n in AT_ONCE if n in config for v in self._space.rungs(n)]
+        smaller = [candidate for candidate in candidates if samples_at_once(candidate) < samples_at_once(config)]
         ranked = sorted(smaller, key=samples_at_once, reverse=True)
-        return next((found for found in ranked if self._may_try(found)), None)
+        return next((candidate for candidate in ranked if self._may_try(candidate)), None)
 
 
 # What the sampler concludes from the trials and heats so far.
@@ -362,11 +367,11 @@ class Look:
 
 @dataclass(frozen=True)
 class Outlook:
-    """The prospects of all offered configurations.
+    """The prospects of all configurations on offer.
 
     Attributes:
         gain: expected gain, ``(N,)``. worth: gain per second; negative if closed. left: see `Look.left_to_gain`.
-        top: the configuration of that gain. local: only neighbours of the best count.
+        top: the configuration with that gain. local: only neighbours of the best count.
     """
 
     gain: Array
@@ -386,8 +391,8 @@ def why_end(left: float, noise_sd: float, *, beyond: bool) -> str:
         return "nothing more that would pay is known to fit into memory"
     if left < NOTHING:
         return "no trial that is left is expected to gain anything"
-    told = f"the most promising trial left is expected to gain {100 * left:.2g} %"
-    return f"{told}, and launches of equals are taken to differ by {100 * noise_sd:.2g} %"
+    gain_text = f"the most promising trial left is expected to gain {100 * left:.2g} %"
+    return f"{gain_text}, and launches of equals are taken to differ by {100 * noise_sd:.2g} %"
 
 
 # `--sampler auto`: an Optuna sampler with a built-in model of training.
@@ -398,56 +403,56 @@ def why_end(left: float, noise_sd: float, *, beyond: bool) -> str:
 # NIPS 2012) among those that certainly fit into memory. The search ends when the remaining expected gain is less than
 # the noise of a launch (Makarova et al., "Automatic termination for hyperparameter optimization", AutoML 2022).
 #
-# All proposals are determined by the space, the seed, the finished trials and heats, those that run, and the seconds
-# left, so an interrupted search resumes as it would have continued. Trials that run beside the next one count as if
-# each had shown what the models expect of it.
+# All proposals are determined by the space, the seed, the finished trials and heats, the running trials, and the
+# seconds left, so an interrupted search resumes as it would have continued. Trials that run beside the next one count
+# as if each had shown what the models expect of it.
 
 #: Number of draws from the models for estimating how likely, and by how much, each configuration is better.
 DRAWS = 64
 #: The most promising of those are evaluated again with more draws.
 CLOSER, CLOSER_DRAWS = 32, 512
-#: In a large space, the neighbours of this many of the best configurations are added to the pool, and those of at most
-#: this many on the way to the one that is expected to be fastest.
+#: In a large space, the pool gains the neighbours of this many of the best configurations, and of at most this many on
+#: the way to the one that is expected to be fastest.
 CENTRES, CLIMBS = 4, 12
-#: During this last part of the search time, only neighbours of the best are refined; the worth of configurations that
-#: differ in more than one knob is multiplied by FAR.
+#: During this last fraction of the search time only the neighbours of the best are refined: the worth of configurations
+#: that differ in more than one knob is multiplied by FAR.
 LOCAL_PART, FAR = 0.25, 1e-3
 #: The search ends when the most promising trial is expected to gain less than this, or less than this fraction of a
 #: launch's noise.
 LEAST_GAIN, NOISE_PART = 0.002, 0.1
 #: Before a search ends by itself, the priors are widened by this factor as a check.
 DOUBT = 2.0
-#: Worth of a configuration that is expected to gain nothing but to be as fast as the best.
+#: Worth of a configuration that is expected to be as fast as the best but to gain nothing.
 NEAREST = 1e-6
-#: No configuration that is about as fast as the best is tried for a smaller gain by the objective that chooses then.
+#: A configuration about as fast as the best is tried only if its gain by the objective that then decides exceeds this.
 LEAST_BESIDES = 0.02
 #: No search ends by itself before this many complete trials, or configurations compared in heats.
 FEWEST_TRIALS = 6
-#: Most heats without a trial in between, which shows whether what heats tell holds for a training.
+#: Maximum number of heats in a row. The trial in between shows whether what heats show holds for a training.
 IN_A_ROW = 1
-#: The part of the seconds left that one heat may take, after those of a trial.
+#: Fraction of the seconds left after a trial that one heat may take.
 HEAT_PART = 0.5
 
 
 class AutoSampler(Searcher):
     """Proposes configurations that are legal, new, fit into memory and are worth their time.
 
-    Works with any Optuna study, ours or a user's: all that it knows was learnt from the study's trials.
+    Works with any Optuna study, autotune's own or a user's: it learns everything it knows from the study's trials.
 
     Args:
-        seed: for the random draws.
+        seed: of the random draws.
         acceptable: the final check of each configuration; by default everything legal and new passes.
         left_s: returns the seconds left for searching. limit_s: total seconds for searching.
         capacity_bytes: device memory that a training may use; ``None`` if unknown or unlimited.
         noise_sd: returns the current estimate of the noise of one launch's logarithmic rate.
-        splits: scores are rates.
-        experience: lessons and costs that are also taught by the study loop; by default the sampler keeps its own.
+        splits: whether scores are rates.
+        experience: lessons and costs that the study loop adds to as well; by default the sampler keeps its own.
         excess: returns by how much a launch exceeds what is required, as a natural logarithm, at most 0 if it does not;
             ``None`` if nothing is required.
-        judge: returns what a launch scores by the objective that chooses among those whose rate is within `within` of
-            the fastest one's; ``None`` if the fastest wins.
-        turn_s: a turn in a heat of a side lasts at least this long; without a side there are no such heats.
-        enters: tells of a configuration whether it may take part in heats.
+        judge: returns a launch's score by the objective that chooses among those whose rate is within `within` of the
+            fastest one's; ``None`` if the fastest wins.
+        turn_s: minimum length of a turn in a heat, by side; there are no heats of a side that is missing.
+        enters: returns whether a configuration may take part in heats.
     """
 
     def __init__(
@@ -483,7 +488,7 @@ class AutoSampler(Searcher):
             excess=excess,
             judge=judge,
         )
-        #: With what is believed of the trials that run.
+        #: Includes what is believed of the trials that run.
         self._known = self._learnt
         self._within = within
         self._turn_s = turn_s
@@ -504,34 +509,34 @@ class AutoSampler(Searcher):
         return self.look(study).ranking
 
     def heat(self, study: optuna.Study) -> HeatProposal | None:
-        found = self.look(study).heat
-        return None if found is None else found.proposal
+        draft = self.look(study).heat
+        return None if draft is None else draft.proposal
 
     def reason_to_end(self, study: optuna.Study) -> str | None:
-        found = self.look(study)
+        look = self.look(study)
         # Before the first complete trial there is no basis for a choice, and anything may be tried.
-        over = found.proposal is None and (self._known.complete or not self._known.offers.open.any())
-        return found.reason_to_end or (NOTHING_LEFT if over else None)
+        exhausted = look.proposal is None and (self._known.complete or not self._known.offers.open.any())
+        return look.reason_to_end or (NOTHING_LEFT if exhausted else None)
 
     def proposal(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Value]:
-        found = self.look(study).proposal
-        if found is None:
+        proposal = self.look(study).proposal
+        if proposal is None:
             return self._chooser.anything()
-        study._storage.set_trial_system_attr(trial._trial_id, PREDICTED, found.predicted.model_dump())
-        return dict(found.config)
+        study._storage.set_trial_system_attr(trial._trial_id, PREDICTED, proposal.predicted.model_dump())
+        return dict(proposal.config)
 
     def look(self, study: optuna.Study) -> Look:
-        """Return the conclusions from the study's finished trials, and from what is expected of those that run;
+        """Return the conclusions from the study's finished trials and from what is expected of the running ones;
         computed once per state of the study."""
         learnt = self._learnt
         learnt.learn(study)
         running = list(self._running(study))
-        now = learnt.learnt, learnt.heats, learnt.lessons.wrong, *(number for number, _ in running)
-        if self._looked is None or self._looked[0] != now:
+        state = learnt.learnt, learnt.heats, learnt.lessons.wrong, *(number for number, _ in running)
+        if self._looked is None or self._looked[0] != state:
             # The matrices are small, and idle BLAS threads that spin would take cores from the next trial.
             with self._threads.limit(limits=1, user_api="blas"):
                 self._known = learnt.believing(running, self._noise_sd())
-                self._looked = (now, self._look())
+                self._looked = (state, self._look())
         return self._looked[1]
 
     @property
@@ -554,7 +559,7 @@ class AutoSampler(Searcher):
         fitted = known.rates.fit(noise_sd)
         least = max(LEAST_GAIN, NOISE_PART * noise_sd)
         ranking = fitted.ranking(known.right, self.space.baseline, least)
-        # What does not meet what is required is never the best, unless nothing meets it.
+        # A configuration that does not meet what is required is never the best, unless none does.
         ranking.sort(key=lambda i: known.numbers[i] in known.beyond)
         best, numbers = ranking[0], tuple(known.numbers[i] for i in ranking)
         centre = known.rates.seen[best].config
@@ -565,9 +570,9 @@ class AutoSampler(Searcher):
         heat = self._heat(fitted, best, outlook, least)
         if heat is not None and heat.gain > LEAST_GAIN:
             return Look(None, max(heat.gain, outlook.left), numbers, heat=heat)
-        # Heats do not tell whether a training meets what is required.
+        # Heats do not show whether a training meets what is required.
         unmet = known.meeting is not None and not known.meeting.met
-        # Nor does what they show count without a trial.
+        # Nor do their results count without a trial.
         enough = len(known.complete) + (0 if unmet else known.compared) >= FEWEST_TRIALS and len(known.complete) > 1
         if enough and outlook.left <= least:
             # Before giving up, check whether the models are sure only because their priors are too narrow.
@@ -575,54 +580,54 @@ class AutoSampler(Searcher):
             outlook = self._outlook(fitted, best, fits, refine=True)
         worth, why = outlook.worth, outlook.why
         if not enough or outlook.left > least:
-            # Try this while there is time: the figure for the user's own batch size needs its own trial.
-            found = (chooser.at_own_batch(centre) if outlook.local else None) or chooser.first(
+            # Try this while there is time: the figure for the user's own batch size takes a trial of its own.
+            choice = (chooser.at_own_batch(centre) if outlook.local else None) or chooser.first(
                 worth, outlook.gain, least, fits, why
             )
-            return Look(self._told(found or chooser.risk(worth, centre), fitted), outlook.left, numbers)
+            return Look(self._told(choice or chooser.risk(worth, centre), fitted), outlook.left, numbers)
         # Nothing worthwhile is left except configurations not known to fit, and the best at the user's own batch.
         beyond = np.where(fits | (outlook.gain < least), -1.0, worth)
-        found = (
+        choice = (
             chooser.first(beyond, outlook.gain, least, fits, why)
             or chooser.at_own_batch(centre)
             or chooser.risk(beyond, centre)
             or self._better_besides(fitted, ranking, fits)
         )
-        if found is not None:
-            return Look(self._told(found, fitted), outlook.left, numbers)
+        if choice is not None:
+            return Look(self._told(choice, fitted), outlook.left, numbers)
         why_ended = UNMET if unmet else why_end(outlook.left, noise_sd, beyond=bool(beyond.max() > 0))
         return Look(None, outlook.left, numbers, why_ended)
 
     def _offer(self, fitted: Fitted, centres: list[Config]) -> Bools:
-        """Offer the neighbours of ``centres``, and what is expected to be fastest; return which of all certainly fit.
+        """Offer the neighbours of ``centres`` and what is expected to be fastest; return which offers certainly fit.
 
         In a large space, no configuration of a random sample has all the values that trials and heats have shown to be
-        good. So the way there is gone one knob at a time, beginning at the best of the sample.
+        good. They are therefore approached one knob at a time, starting from the best of the sample.
         """
         known, offers = self._known, self._known.offers
         climbed: list[Config] = []
         while True:
             offers.surround([*centres, *climbed], known.tried, known.lessons)
             fits = offers.fits(known.memory)
-            may = offers.open & fits & ~offers.further
-            if offers.whole or len(climbed) == CLIMBS or not may.any():
+            eligible = offers.open & fits & ~offers.further
+            if offers.whole or len(climbed) == CLIMBS or not eligible.any():
                 return fits
-            top = offers.pool.configs[int(np.where(may, fitted.mean(offers.pool), -np.inf).argmax())]
+            top = offers.pool.configs[int(np.where(eligible, fitted.mean(offers.pool), -np.inf).argmax())]
             if top in climbed:
                 return fits
             climbed.append(top)
 
     @property
     def _trial_s(self) -> float:
-        """Seconds of a usual trial, of what needs no compiling."""
+        """Seconds of a usual trial without compilation."""
         return self._known.costs.plain_s(self._known.space.baseline)
 
     def _heat(self, fitted: Fitted, best: int, outlook: Outlook, least: float) -> Draft | None:
-        """Return the heat to run before the next trial, if there is one that is worth its seconds."""
+        """Return the heat to run before the next trial, if one is worth its seconds."""
         known = self._known
         if self._turn_s is None or known.heats_in_a_row >= IN_A_ROW:
             return None
-        # A second is worth what the last trials bring that the search would still make.
+        # A second is worth what the least worthwhile trials bring that the search would still run.
         per_s = least / max(self._trial_s, 0.5)
         terms = Terms(
             turn_s=self._turn_s.get("device", 0.0),
@@ -632,55 +637,59 @@ class AutoSampler(Searcher):
             seed=(self._seed, len(known.numbers), known.heats),
             enters=self._enters,
         )
-        # Where the loader is waited for, it comes first.
-        found = None
+        # If the training waits for its loader, the loader comes first.
+        draft = None
         if "loader" in self._turn_s:
-            found = draft_loader(known, fitted, best, replace(terms, turn_s=self._turn_s["loader"]))
-        if "device" in self._turn_s and (found is None or found.more <= per_s * found.proposal.seconds):
+            draft = draft_loader(known, fitted, best, replace(terms, turn_s=self._turn_s["loader"]))
+        if "device" in self._turn_s and (draft is None or draft.more <= per_s * draft.proposal.seconds):
             beside = known.rates.seen[best].config if outlook.top is None else outlook.top
-            found = draft_device(known, fitted, best, beside, terms)
-        return found if found is not None and found.more > per_s * found.proposal.seconds else None
+            draft = draft_device(known, fitted, best, beside, terms)
+        return draft if draft is not None and draft.more > per_s * draft.proposal.seconds else None
 
     def _outlook(self, fitted: Fitted, best: int, fits: Bools, *, refine: bool = False) -> Outlook:
         """Compute the prospects of everything on offer.
 
         Args:
-            refine: values between and beyond those of the ladders count, as they do near the end.
+            refine: include values between and beyond those of the ladders, as is done near the end.
         """
         local = self._left_s() < LOCAL_PART * self._limit_s
         known, offers, chooser = self._known, self._known.offers, self._chooser
-        # The draws depend only on the trials, whatever else happened.
+        # The draws depend only on the trials and heats, whatever else happened.
         rng = np.random.default_rng(
             [self._seed, len(known.numbers), len(known.tried), *([known.heats] * bool(known.heats))]
         )
         gain, rate = fitted.gains(best, offers.pool, DRAWS, rng)
         seconds = offers.seconds(known.costs, np.exp(rate) if known.splits else None)
-        open_ = offers.open & (seconds <= self._left_s())
+        is_open = offers.open & (seconds <= self._left_s())
         if not (local or refine):
-            open_ &= ~offers.further
-        # Before anything meets what is required, the gain is to find what does.
-        chance = None if known.meeting is None else known.meeting.chances(offers.pool.whole)
+            is_open &= ~offers.further
+        # As long as nothing meets what is required, the gain is to find something that does.
+        chances = None if known.meeting is None else known.meeting.chances(offers.pool.whole)
         if known.meeting is not None and not known.meeting.met:
             gain = np.ones_like(gain)
-        gain = gain if chance is None else gain * chance
+        gain = gain if chances is None else gain * chances
         # The maximum of many rough estimates is biased upwards: re-evaluate the most promising with more draws.
-        some = [np.where(which, by, 0.0) for which in (open_ & fits, open_ & ~fits) for by in (gain, gain / seconds)]
-        closer = np.unique(np.concatenate([np.argsort(-by, kind="stable")[:CLOSER] for by in some]))
+        criteria = [
+            np.where(mask, values, 0.0)
+            for mask in (is_open & fits, is_open & ~fits)
+            for values in (gain, gain / seconds)
+        ]
+        shortlist = np.unique(np.concatenate([np.argsort(-values, kind="stable")[:CLOSER] for values in criteria]))
         if known.meeting is None or known.meeting.met:
-            gain[closer], _ = fitted.gains(best, offers.pool[closer], CLOSER_DRAWS, rng)
-            gain[closer] *= 1.0 if chance is None else chance[closer]
-        promising = closer[np.argsort(-gain[closer], kind="stable")]
-        first = next((i for i in promising if open_[i] and fits[i] and chooser.allowed(i)), None)
-        left = 0.0 if first is None else float(gain[first])
+            gain[shortlist], _ = fitted.gains(best, offers.pool[shortlist], CLOSER_DRAWS, rng)
+            gain[shortlist] *= 1.0 if chances is None else chances[shortlist]
+        promising = shortlist[np.argsort(-gain[shortlist], kind="stable")]
+        first = next((i for i in promising if is_open[i] and fits[i] and chooser.allowed(i)), None)
+        left_to_gain = 0.0 if first is None else float(gain[first])
         top = None if first is None else offers.pool.configs[first]
         # A configuration not known to fit needs another trial first, which costs about as much.
-        price = np.where(fits, seconds, 2 * seconds)
+        cost_s = np.where(fits, seconds, 2 * seconds)
         # If nothing is expected to gain anything, prefer the fastest.
-        worth = np.where(open_, (gain + NEAREST * np.exp(rate - rate.max())) / price, -1.0)
+        worth = np.where(is_open, (gain + NEAREST * np.exp(rate - rate.max())) / cost_s, -1.0)
         if local:
             centre = known.rates.seen[best].config
             worth = np.where([distance(c, centre) <= 1 for c in offers.pool.configs], worth, FAR * worth)
-        return Outlook(gain, worth, left, top, local)
+        return Outlook(gain, worth, left_to_gain, top, local)
 
     def _told(self, found: tuple[Config, str] | None, fitted: Fitted) -> Proposal | None:
         if found is None:
@@ -694,15 +703,19 @@ class AutoSampler(Searcher):
         return Proposal(dict(config), Prediction(rate_per_s=rate, seconds=seconds, peak_bytes=peak, why=why))
 
     def _better_besides(self, fitted: Fitted, ranking: list[int], fits: Bools) -> tuple[Config, str] | None:
-        """Return a configuration that is likely about as fast as the fastest and scores higher by the objective that
-        chooses among those; ``None`` if none is worth a trial."""
+        """Return a configuration that is probably about as fast as the fastest and scores higher by the objective that
+        chooses among such; ``None`` if none is worth a trial."""
         known, offers, scores = self._known, self._known.offers, self._known.scores
         if scores is None:
             return None
-        best, seen = ranking[0], known.rates.seen
-        fit = [i for i in ranking if known.numbers[i] not in known.beyond]
-        near = [i for i in fit if seen[i].log_rate >= seen[best].log_rate + math.log1p(-self._within)]
-        top = max((s for i in near if (s := scores.known.get(known.numbers[i])) is not None), default=-math.inf)
+        best, observations = ranking[0], known.rates.seen
+        meeting = [i for i in ranking if known.numbers[i] not in known.beyond]
+        close_to_best = [
+            i for i in meeting if observations[i].log_rate >= observations[best].log_rate + math.log1p(-self._within)
+        ]
+        top = max(
+            (s for i in close_to_best if (s := scores.known.get(known.numbers[i])) is not None), default=-math.inf
+        )
         if top == -math.inf:
             return None
         rng = np.random.default_rng([self._seed, len(known.numbers)])
@@ -711,5 +724,5 @@ class AutoSampler(Searcher):
         gain = np.where(offers.open & fits, scores.gains(offers.pool.whole, top) * about_as_fast, 0.0)
         gain = gain if known.meeting is None else gain * known.meeting.chances(offers.pool.whole)
         order = np.argsort(-gain, kind="stable")
-        found = next((int(i) for i in order if gain[i] > LEAST_BESIDES and self._chooser.allowed(int(i))), None)
-        return None if found is None else (offers.pool.configs[found], "about as fast, and better by the objective")
+        index = next((int(i) for i in order if gain[i] > LEAST_BESIDES and self._chooser.allowed(int(i))), None)
+        return None if index is None else (offers.pool.configs[index], "about as fast, and better by the objective")
