@@ -230,6 +230,8 @@ def _shown(
     """
     # Others may have disturbed every turn of an entrant.
     effects = {number: compared.fit.effects[number] for number in running if number in compared.fit.effects}
+    if not effects:
+        return _Shown({}, None)
     best = max(effects, key=lambda number: effects[number])
     # Any of the others may seem to be ahead of the fastest by luck, so each comparison must be surer than a single one
     # would have to be (Bonferroni's inequality, for multiple comparisons with the best: Hsu, Multiple Comparisons,

@@ -192,11 +192,12 @@ def _pairs(mine: DeliveredEpoch, theirs: DeliveredEpoch) -> Iterator[tuple[Deliv
     yield from zip(mine.batches, theirs.batches, strict=False)
 
 
-def _twice(epoch: DeliveredEpoch) -> Iterator[tuple[DeliveredBatch, DeliveredBatch]]:
-    """Yield pairs of batches that were drawn from the same samples, one right after the other."""
-    for pair in zip(epoch.batches[::2], epoch.batches[1::2], strict=False):
-        if pair[0].samples == pair[1].samples:
-            yield pair
+def _twice(epoch: DeliveredEpoch) -> Iterator[tuple[int, DeliveredBatch, DeliveredBatch]]:
+    """Yield pairs of batches that were drawn from the same samples, one right after the other, with the place of the
+    first in its epoch."""
+    for pair, (first, second) in enumerate(zip(epoch.batches[::2], epoch.batches[1::2], strict=False)):
+        if first.samples == second.samples:
+            yield 2 * pair, first, second
 
 
 def _differing(mine: str | tuple[str, ...] | None, theirs: str | tuple[str, ...] | None, size: int) -> frozenset[int]:
@@ -287,8 +288,8 @@ _Drawn = list[list[dict[str, frozenset[int]]]]
 def _equal_in_turn(one: Delivered, drawn: _Drawn) -> tuple[int, int]:
     equal = of = 0
     for epoch, rows in zip(one.epochs, drawn, strict=False):
-        for place, (first, second) in enumerate(_twice(epoch)):
-            more, size = _equal(first, second, rows[2 * place] if 2 * place < len(rows) else {})
+        for place, first, second in _twice(epoch):
+            more, size = _equal(first, second, rows[place] if place < len(rows) else {})
             equal, of = equal + more, of + size
     return equal, of
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from autotune import stats
-from autotune.base.records import Delivered, DeliveredBatch, DeliveredEpoch
+from autotune.base.records import Delivered, DeliveredBatch, DeliveredEpoch, deliveries_of
 from autotune.launcher import entering
 
 sys.path.append(str(entering.FOLDER))
@@ -101,3 +101,17 @@ def test_a_pipe_goes_on_whenever_it_is_looked_at() -> None:
     with subprocess.Popen(["true"], stdout=subprocess.PIPE) as child:
         held = Held(lines=child.stdout)
         assert "the open file" in str(looks.walk({"dataset": held}).is_held())
+
+
+def test_a_second_loader_with_the_same_indices_shows_a_cache_of_its_own() -> None:
+    """A validation set is read in order after a training set that was."""
+
+    def made(loader: int, indices: list[int], *seconds: float) -> list[dict[str, Any]]:
+        begun = {"kind": "Set", "iterable": False, "workers": 0, "persist": False}
+        return [
+            {"e": "loader", "l": loader, **begun},
+            *({"e": "made", "l": loader, "pid": 1, "i": indices, "s": s, "used": []} for s in seconds),
+        ]
+
+    first, second = deliveries_of([*made(0, [0, 1], 0.2, 0.2), *made(1, [0, 1], 0.4, 0.1)]).sets
+    assert (first.first_s, second.first_s, second.again_s) == ((0.2,), (0.4,), (0.1,))

@@ -119,7 +119,7 @@ def deliveries_of(events: Sequence[Mapping[str, Any]]) -> Deliveries:
     epochs: dict[int, list[dict[str, Any]]] = {}
     done, lost = False, None
     last_made: dict[tuple[int, int], tuple[Any, float]] = {}
-    indices_made: set[str] = set()
+    indices_made: set[tuple[int, str]] = set()
     for event in events:
         kind = event["e"]
         if kind != "loader" and "l" in event and event["l"] not in sets:
@@ -149,8 +149,9 @@ def deliveries_of(events: Sequence[Mapping[str, Any]]) -> Deliveries:
                 sets[event["l"]]["first_s"].append(before[1])
                 sets[event["l"]]["again_s"].append(event["s"])
             # A batch that was made in an earlier epoch is not made for the first time.
-            is_new = str(event["i"]) not in indices_made
-            indices_made.add(str(event["i"]))
+            indices = event["l"], str(event["i"])
+            is_new = indices not in indices_made
+            indices_made.add(indices)
             last_made[event["l"], event["pid"]] = (event["i"] if is_new else None, event["s"])
         elif kind == "peek":
             epochs[event["l"]].pop()
