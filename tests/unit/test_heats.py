@@ -3,6 +3,7 @@
 import io
 import re
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -270,11 +271,11 @@ class TestInASearch:
 
 
 class TestNothingIsLost:
-    def stopped_after_a_heat(self, world: World) -> list[StudyHeat]:
+    def stopped_after_a_heat(self, world: World, played: Callable[[TrialSpec], Play] = plain) -> list[StudyHeat]:
         def script(spec: TrialSpec) -> Play:
             if read_heats(world.files):
                 world.signal = 2
-            return plain(spec)
+            return played(spec)
 
         with pytest.raises(InterruptedSearch):
             search(world.spec(), world.folder, world.env(script))
@@ -291,6 +292,21 @@ class TestNothingIsLost:
         assert before and [(h.heat, h.after) for h in after[: len(before)]] == [(h.heat, h.after) for h in before]
         names = [s.launch for s in heat_specs(world)]
         assert all(names.count(f"heat-{heat.number}-1") == 1 for heat in before)
+
+    def test_a_heat_of_several_launches_is_known_too(self, world: World) -> None:
+        """Each of them may take another time, by what the search has left."""
+
+        def brittle(spec: TrialSpec) -> Play:
+            crashes = spec.kind is LaunchKind.HEAT and spec.config["optimizer_impl"] == "foreach"
+            return Play(status=TrialStatus.CRASHED, wall_s=3.0) if crashes else plain(spec)
+
+        before = self.stopped_after_a_heat(world, brittle)
+        assert "heat-1-2" in [s.launch for s in heat_specs(world)]
+        world.files.database.unlink()
+        resume(world.files, world.env(brittle))
+        after = read_heats(world.files)
+        assert before and [h.heat for h in after[: len(before)]] == [h.heat for h in before]
+        assert [s.launch for s in heat_specs(world)].count("heat-1-1") == 1
 
     def test_a_heat_that_was_killed_is_run_again(self, world: World, searched: World) -> None:
         """The kill comes in the middle of its launch."""
