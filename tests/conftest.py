@@ -28,6 +28,8 @@ pytest.register_assert_rewrite("tests.support.contract", "tests.support.daemon")
 
 #: Folders, files and classes of the tests that have the machine to themselves.
 _ALONE = ("cluster", "gpu", "test_page_cache.py", "TestAlone")
+#: Folders whose tests start processes; elsewhere, those that do have the marker `process`.
+_WITH_PROCESSES = ("cli", "cluster", "daemon", "exports", "gpu", "nvml", "old", "packaging", "process", "scripts")
 #: Folders whose files share something that takes long to make.
 _TOGETHER = ("cli",)
 
@@ -76,8 +78,12 @@ def _nobodys_state(tmp_path_factory):
         yield
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: _runs_alone(item.nodeid))
+    for item in items:
+        if item.path.relative_to(Path(__file__).parent).parts[0] in _WITH_PROCESSES:
+            item.add_marker(pytest.mark.process)
     # Asking torch would import it into this process. A driver that does not answer fails these tests.
     cards = gpus()
     if not (cards.driver_present if isinstance(cards, NvmlUnavailable) else cards):

@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.machine.gpu import Gpu, NvmlUnavailable
-from autotune.search import devices, request, script
+from autotune.search import devices, request, subject
 
 
 def card(index: int, **more: object) -> Gpu:
@@ -13,7 +13,7 @@ def card(index: int, **more: object) -> Gpu:
 
 def list_cards(patch: pytest.MonkeyPatch, cards: list[Gpu] | NvmlUnavailable) -> None:
     """Let the search see these."""
-    for module in (devices, request, script):
+    for module in (devices, request, subject):
         patch.setattr(module, "gpus", lambda: cards)
 
 
