@@ -2,13 +2,14 @@
 
 import math
 import random
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.base.records import Hold, TrainCheck
-from autotune.search.verify.train_check import Judgement, held, judge
+from autotune.base.records import Hold, TrainCheck, TrainVerdict
+from autotune.search.verify.train_check import Judgement, covers, held, is_told_by, judge
 from autotune.space import maths_part
 
 STEPS = 24
@@ -289,3 +290,22 @@ class TestMetric:
 
     def test_a_workload_without_one_is_judged_by_its_losses(self):
         assert judge(scored(None), references()).passed is True
+
+
+@pytest.mark.parametrize("by_command", [False, True])
+def test_a_verdict_is_on_what_trains_as_it_was_checked(by_command):
+    """A winner without one of its knobs has its trial's number."""
+    baseline = {"precision": "fp32", "compile_mode": "off", "batch_size": 32, "num_workers": 0}
+    trained = {**baseline, "precision": "bf16", "compile_mode": "default", "batch_size": 64, "num_workers": 4}
+    final = SimpleNamespace(space=SimpleNamespace(baseline=baseline), by_command=by_command)
+
+    def entrant(number=4, **changes):
+        return SimpleNamespace(config={**trained, **changes}, trial=SimpleNamespace(number=number))
+
+    verdict = TrainVerdict(trials=(4,), config={**trained, "batch_size": 32, "num_workers": 0}, passed=True)
+    assert covers(final, verdict, entrant()) and covers(final, verdict, entrant(batch_size=32, num_workers=0))
+    assert not covers(final, verdict, entrant(number=5)) and not covers(final, verdict, entrant(precision="fp32"))
+    assert not covers(final, verdict, entrant(compile_mode="off"))
+    eager = verdict.model_copy(update={"config": {**verdict.config, "compile_mode": "off"}})
+    assert covers(final, eager, entrant()) and covers(final, eager, entrant(compile_mode="off"))
+    assert is_told_by(final, verdict, entrant())
