@@ -101,6 +101,10 @@ def imported(path: str, expression: str, *, fails: bool = False) -> str:
     return (done.stderr if fails else done.stdout).strip()
 
 
+#: Its data set is no function, as its class would make one.
+HOLDS_A_LIST = types.SimpleNamespace(model=len, dataset=[1, 2])
+
+
 class TestArguments:
     def test_are_the_options_of_a_search(self) -> None:
         """Both come from one declaration: an option of the command line is an argument, unless it says otherwise."""
@@ -184,7 +188,7 @@ class TestArguments:
             autotune.tune("resnet50", budjet="1m")
         assert caught.value.__notes__[0].startswith("Did you mean budget")
 
-    @pytest.mark.parametrize("model", [3, None, object(), types.SimpleNamespace(model=len), int])
+    @pytest.mark.parametrize("model", [3, None, object(), types.SimpleNamespace(model=len), int, HOLDS_A_LIST])
     def test_what_is_no_workload(self, model: Any, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="no workload: it has no .*dataset, optimizer, loss"):
             autotune.tune(model, studies_dir=tmp_path)
@@ -358,6 +362,23 @@ class TestIdentity:
             exec(code, names)
             made[name] = identity(names["f"])
         assert made["first"] == made["moved"] and len(set(made.values())) == len(made) - 1
+
+    def test_what_is_derived_from_a_builtin_type_has_code_of_its_own(self) -> None:
+        """And so have functions that differ in how they take their arguments."""
+
+        def made(code: str) -> str:
+            names: dict[str, Any] = {"__name__": "__main__"}
+            exec(code, names)
+            return identity(names["x"])
+
+        rows = "class Rows(list):\n  def __getitem__(self, i): return {}\nx = Rows([0] * 8)\nx.step = {}"
+        assert made(rows.format(1, 1)) == made(rows.format(1, 1))
+        assert len({made(rows.format(*one)) for one in ((1, 1), (2, 1), (1, 2))}) == 3
+        assert made("class W(int): unit = 's'\nx = W(3)") != made("class W(int): unit = 'm'\nx = W(3)")
+        kinds = ("a, b", "a, *b", "a, /, b", "a, *, b")
+        assert len({made(f"def x({kind}): return b") for kind in kinds}) == 4
+        unbound = "def outer():\n  def inner(): return later\n  return inner\n  later = 1\nx = outer()"
+        assert made(unbound) == made(unbound)
 
     def test_of_what_refers_to_itself(self) -> None:
         def chain(length: int) -> list[Any]:

@@ -1,4 +1,4 @@
-"""A search on recorded launches, in virtual time."""
+"""Searches on recorded launches, in virtual time."""
 
 from __future__ import annotations
 
@@ -60,15 +60,15 @@ class ReplayLauncher:
     """A `Launcher` that replays a surface.
 
     Each launch replays one recorded for its configuration and takes as long as that one did. Recorded launches are
-    drawn without replacement, and reshuffled when all have been used. The measurement is the recorded one, whatever
-    the spec's plan says about windows; pruning, limits and ``stop`` work as in a real launch. In a heat the entrants
-    race with their recorded turns (`replay_heat`). Compilation takes the recorded cold-cache time the first time a
-    graph is compiled and the warm-cache time after that. Train checks and hold launches are not recorded, so they
-    cannot be replayed.
+    drawn without replacement, and reshuffled when all have been used. The measurement is the recorded one, whatever the
+    spec's plan says about windows; pruning, limits and ``stop`` work as in a real launch. In a heat, the entrants race
+    with their recorded turns (`replay_heat`). Compilation takes the recorded cold-cache time the first time a graph is
+    compiled, and the warm-cache time after that. Train checks and hold launches are not recorded, so they cannot be
+    replayed.
 
     Args:
         clock: advanced by sleeping on it.
-        seed: determines the order of a configuration's launches.
+        seed: determines the order in which a configuration's launches are replayed.
     """
 
     def __init__(self, surface: Surface, clock: Clock, *, seed: int = 0) -> None:
@@ -77,7 +77,7 @@ class ReplayLauncher:
         self._seed = seed
         self._left: dict[tuple[LaunchKind, str], list[Row]] = {}
         self._drawn: dict[tuple[LaunchKind, str], random.Random] = {}
-        #: When each graph is compiled: launches may run side by side.
+        #: When each graph has been compiled: launches may run side by side.
         self._compiled_at: dict[str, float] = {}
 
     def run(self, spec: TrialSpec, *, on_beat: Callable[[Beat], None], stop: Callable[[], bool]) -> TrialResult:
@@ -107,18 +107,18 @@ class ReplayLauncher:
 
     def _draw(self, spec: TrialSpec) -> Row:
         if spec.kind in _CEILINGS:
-            name = (spec.kind, key(_CEILINGS[spec.kind](spec.config)))
-            rows = self._surface.ceilings.get(name, ())
+            launch_key = (spec.kind, key(_CEILINGS[spec.kind](spec.config)))
+            rows = self._surface.ceilings.get(launch_key, ())
         else:
-            name = (spec.kind, key(spec.config))
-            rows = self._surface.launches.get(name[1], ()) if spec.kind is LaunchKind.MEASURE else ()
+            launch_key = (spec.kind, key(spec.config))
+            rows = self._surface.launches.get(launch_key[1], ()) if spec.kind is LaunchKind.MEASURE else ()
         if not rows:
-            raise LookupError(f"{self._surface.heading.name} holds no {spec.kind} launch of {name[1]}")
-        if not self._left.get(name):
-            # Seeded by name, so that other launches do not change the order of these.
-            rng = self._drawn.setdefault(name, random.Random(f"{self._seed} {name}"))
-            self._left[name] = rng.sample(rows, len(rows))
-        return self._left[name].pop()
+            raise LookupError(f"{self._surface.heading.name} holds no {spec.kind} launch of {launch_key[1]}")
+        if not self._left.get(launch_key):
+            # Seeded by the key, so that launches with other keys do not change the order of these.
+            rng = self._drawn.setdefault(launch_key, random.Random(f"{self._seed} {launch_key}"))
+            self._left[launch_key] = rng.sample(rows, len(rows))
+        return self._left[launch_key].pop()
 
     def _replay_heat(self, spec: TrialSpec, plan: HeatPlan, watch: Watch) -> TrialResult:
         failed = self._surface.failed
@@ -131,19 +131,19 @@ class ReplayLauncher:
         return replay_heat(spec, plan, rng.choice(rows), watch, self._clock, rng, self._first_step_s, failed)
 
     def _play(self, spec: TrialSpec, row: Row, watch: Watch) -> TrialResult:
-        for name in Phase:
-            if name.value not in row.phase_s:
+        for phase in Phase:
+            if phase.value not in row.phase_s:
                 continue
-            watch.beat(Beat(phase=name))
-            if name is Phase.MEASURE:
+            watch.beat(Beat(phase=phase))
+            if phase is Phase.MEASURE:
                 pruned = self._measure(spec, row, watch)
                 if pruned is not None:
                     return pruned
             else:
-                self._clock.sleep(self._compile_s(row) if name is Phase.COMPILE else row.phase_s[name])
+                self._clock.sleep(self._compile_s(row) if phase is Phase.COMPILE else row.phase_s[phase])
             if watch.overdue():
                 status = watch.ended or TrialStatus.INTERRUPTED
-                return TrialResult(launch=spec.launch, status=status, phase=name, cause=watch.cause, exit_code=-9)
+                return TrialResult(launch=spec.launch, status=status, phase=phase, cause=watch.cause, exit_code=-9)
         return TrialResult(
             launch=spec.launch,
             status=row.status,
@@ -155,25 +155,25 @@ class ReplayLauncher:
         )
 
     def _compile_s(self, row: Row) -> float:
-        """Return the seconds of the first step of a launch."""
+        """Return the duration in seconds of a launch's first step."""
         return self._compiled_s(row.config, row.phase_s.get(Phase.COMPILE, 0.0), warm=row.cache_warm)
 
     def _first_step_s(self, entrant: ShownEntrant) -> float:
-        """Return the seconds of the first step of an entrant of a heat. A recording begins with an empty cache."""
+        """Return the duration in seconds of a heat entrant's first step. A recording begins with an empty cache."""
         return self._compiled_s(entrant.config, entrant.first_step_s or 0.0, warm=False)
 
     def _compiled_s(self, config: Config, recorded_s: float, *, warm: bool | None) -> float:
-        """Return the seconds of a first step.
+        """Return the duration in seconds of a first step.
 
-        If the recorded cache state differs from the replayed one, use the median of launches of the same graph with the
-        right cache state.
+        If the recorded cache state differs from the replayed one, use the median of the launches of the same graph with
+        the right cache state.
         """
         if not compiles(config):
             return recorded_s
         graph, now = key(device_part(config)), self._clock.now()
         now_warm = self._compiled_at.get(graph, math.inf) <= now
-        alike = self._surface.compile_seconds.get((graph, now_warm), ())
-        seconds = recorded_s if warm is None or now_warm == warm or not alike else median(alike)
+        matching_s = self._surface.compile_seconds.get((graph, now_warm), ())
+        seconds = recorded_s if warm is None or now_warm == warm or not matching_s else median(matching_s)
         self._compiled_at[graph] = min(now + seconds, self._compiled_at.get(graph, math.inf))
         return seconds
 
@@ -188,23 +188,23 @@ class ReplayLauncher:
             watch.beat(Beat(phase=Phase.MEASURE, step=count, rate_per_s=rate))
             below_per_s = spec.plan.prune_below_per_s
             if stats.surely_slow(spec.plan, windows[:count], count, rate, elapsed_s, below_per_s=below_per_s):
-                seen = stats.rate_of(windows[:count])
+                rate_so_far = stats.rate_of(windows[:count])
                 return TrialResult(
                     launch=spec.launch,
                     status=TrialStatus.PRUNED,
                     phase=Phase.MEASURE,
-                    cause=f"ran at {seen.per_s:.4g} samples/s, and is too slow to be the best",
+                    cause=f"ran at {rate_so_far.per_s:.4g} samples/s, and is too slow to be the best",
                     exit_code=0,
-                    rate_seen_per_s=seen.per_s,
-                    measurement=row.measurement(seen, windows[:count]) if count > 1 else None,
+                    rate_seen_per_s=rate_so_far.per_s,
+                    measurement=row.measurement(rate_so_far, windows[:count]) if count > 1 else None,
                 )
         self._clock.sleep(max(0.0, row.phase_s[Phase.MEASURE] - elapsed_s))
         return None
 
 
-# Searches a surface: the real loop, samplers, budget and race on recorded launches in virtual time.
+# Searches a surface: the real loop, samplers, budget and race, on recorded launches and in virtual time.
 
-#: A replay's files are not kept, so they are put in memory where possible.
+#: A replay's files are not kept, so they are held in memory where possible.
 _IN_MEMORY = Path("/dev/shm")
 
 
@@ -214,7 +214,7 @@ class ReplayedTrial:
 
     Attributes:
         ended_s: when it ended, in virtual seconds since the search began.
-        believed: number of the trial the search ranked first at that time; ``None`` before there was one.
+        believed: the number of the trial that the search ranked first at that time; ``None`` if there was none yet.
     """
 
     trial: Trial
@@ -228,8 +228,8 @@ class Replayed:
 
     Attributes:
         steps, heats: its trials and its heats, each in order.
-        baseline, best: the baseline and the winner. finalists: all configurations that were launched again in turns.
-        searched_s, elapsed_s: seconds without and with the race.
+        baseline, best: the baseline and the winner. finalists: all configurations that were launched again, in turns.
+        searched_s, elapsed_s: duration in seconds without and with the race.
         stopped, raced: why the search and the race ended.
     """
 
@@ -254,16 +254,16 @@ def narrowed(space: Space, fixed: Mapping[str, str], wanted: Mapping[str, tuple[
     for name, texts in [*((n, (t,)) for n, t in fixed.items()), *wanted.items()]:
         if name not in choices:
             raise UsageError(f"this surface has no knob {name!r}", advice=f"it has {', '.join(choices)}.")
-        known = [spell(c.value) for c in choices[name]]
-        missing = [text for text in texts if text not in known]
+        recorded = [spell(c.value) for c in choices[name]]
+        missing = [text for text in texts if text not in recorded]
         if missing:
-            raise UsageError(f"{name}={missing[0]} was not recorded", advice=f"it has {', '.join(known)}.")
+            raise UsageError(f"{name}={missing[0]} was not recorded", advice=f"it has {', '.join(recorded)}.")
         kept = tuple(c for c in choices[name] if spell(c.value) in texts)
         choices[name] = kept
-    found = replace(space, choices=choices)
-    if next(found.grid(), None) is None:
+    subspace = replace(space, choices=choices)
+    if next(subspace.grid(), None) is None:
         raise UsageError("no combination of the values left was recorded")
-    return found
+    return subspace
 
 
 def replay(
@@ -285,7 +285,7 @@ def replay(
     """Search a surface.
 
     Args:
-        devices: number of equal ones, on which trials run side by side; each launch is as it was alone.
+        devices: the number of identical devices on which trials run side by side; each launch behaves as if alone.
         scorer: scores measurements. by_rate, rate_within, required: see `Final`.
         space: the surface's own space, or a part of it.
 
@@ -348,7 +348,7 @@ def _conditions(surface: Surface, seed: int, devices: int) -> LaunchConditions:
 
 
 def _race(study: StudyLoop, final: Final, noted: _Noting, stopped: str) -> Replayed:
-    """Race the best of a search that has ended, and return the result of the replay.
+    """Race the best trials of a search that has ended, and return the result of the replay.
 
     Raises:
         InfeasibleError: the search ended before it measured the baseline.
@@ -380,7 +380,7 @@ def replay_request(
     observer: Observer | None = None,
     stop: Callable[[], int | None] = lambda: None,
 ) -> tuple[Space, Replayed]:
-    """Search a surface as requested; return the part of its space that was searched, and the result.
+    """Search a surface as requested; return the part of its space that was searched and the result.
 
     Raises:
         AutotuneError: as a real search does.
@@ -391,7 +391,7 @@ def replay_request(
     scorer = Scorer(find_objective(spec.objectives[0]), goal=spec.goal)
     try:
         scorer.check()
-        within = scorer.facts.rate_within
+        rate_within = scorer.facts.rate_within
         return space, replay(
             surface,
             scorer,
@@ -399,8 +399,8 @@ def replay_request(
             sampler=spec.sampler,
             seed=spec.seed,
             trials=spec.trials,
-            by_rate=within is not None,
-            rate_within=within or 0.0,
+            by_rate=rate_within is not None,
+            rate_within=rate_within or 0.0,
             required=Requirements.parsed(spec.require, spec.goal),
             space=space,
             observer=observer,
@@ -412,8 +412,8 @@ def replay_request(
 
 def recorded_best(surface: Surface, space: Space) -> float:
     """Return the highest mean rate of any recorded configuration in ``space``."""
-    some = (surface.launches.get(key(config), ()) for config in space.grid())
-    return max(fmean(r.rate_per_s or 0.0 for r in rows) for rows in some if rows)
+    launches = (surface.launches.get(key(config), ()) for config in space.grid())
+    return max(fmean(r.rate_per_s or 0.0 for r in rows) for rows in launches if rows)
 
 
 def replayed_json(path: Path, surface: Surface, space: Space, found: Replayed) -> dict[str, object]:
@@ -452,7 +452,7 @@ def _standing_json(one: Standing) -> dict[str, object]:
 
 
 class _Noting(Silent):
-    """Forwards events to an observer and records the end of each trial."""
+    """Forwards events to an observer, and records each trial and heat when it ends."""
 
     def __init__(self, observer: Observer, budget: Budget) -> None:
         self.steps: list[ReplayedTrial] = []

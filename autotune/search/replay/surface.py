@@ -38,7 +38,7 @@ from autotune.space import Choice, Space, delivery_part, device_part, key
 from autotune.stats import Rate
 from autotune.stats.racing import PRIORS, Contender, Rounds, is_contained
 
-# The lines of a surface: one recorded launch each.
+# The lines of a surface, one recorded launch each.
 #
 # Field names carry their units (``_s``, ``_bytes``, ``_per_s``: samples per second); unknown values are omitted.
 
@@ -50,9 +50,10 @@ class ShownEntrant(Record):
     """What a heat showed of one configuration.
 
     Attributes:
-        config: the part of it that the heat's side depends on.
+        config: the part of the configuration that the heat's side depends on.
         status, cause, cannot_compile: how it ended. An entrant of a recorded heat never drops out for being slow.
-        turns: ``(steps, samples, seconds)`` of each round, ``None`` if others disturbed it, or if it was out.
+        turns: ``(steps, samples, seconds)`` of its turn in each round; ``None`` if other processes disturbed the turn,
+            or if the entrant was out.
     """
 
     config: dict[str, Value]
@@ -64,9 +65,9 @@ class ShownEntrant(Record):
     turns: tuple[tuple[int, int, float] | None, ...] = ()
 
     def turn(self, number: int) -> Turn | None:
-        """Return the turn of a round, ``None`` if there was none."""
-        found = self.turns[number] if number < len(self.turns) else None
-        return None if found is None else Turn(steps=found[0], samples=found[1], seconds=found[2])
+        """Return the turn of a round; ``None`` if there was none."""
+        turn = self.turns[number] if number < len(self.turns) else None
+        return None if turn is None else Turn(steps=turn[0], samples=turn[1], seconds=turn[2])
 
 
 class Row(Record):
@@ -77,18 +78,18 @@ class Row(Record):
         kind: ``measure``, ``device_only``, ``loader_only`` or ``heat``.
         reference: a periodic launch of the baseline, which shows the machine's drift.
         config: the launched configuration; for the two ceilings and a heat's reference, the part that they depend on.
-        side, entrants: of a heat. between_s: its seconds that are neither its start nor in turns or
-            first steps.
+        side, entrants: of a heat. between_s: seconds of the heat spent outside its start, its turns and first steps.
         status, phase, cause: how and where it ended.
-        wall_s: of the whole launch; phase_s: of each phase entered. cache_warm: inductor found its graphs in its cache.
+        wall_s: seconds of the whole launch; phase_s: seconds of each phase entered.
+        cache_warm: inductor found the launch's graphs in its cache.
         rate_per_s, low_per_s, high_per_s: the rate and its 95 % interval from the launch's own windows;
-            relative_se, degrees: the standard error of its logarithm, and its degrees of freedom.
+            relative_se, degrees: the standard error of the rate's logarithm, and its degrees of freedom.
         steady_per_s: the rate without epoch turns.
-        loader_per_s: what the loader could deliver; device_per_s: the rate of the device's work alone.
+        loader_per_s: the rate that the loader could deliver; device_per_s: the rate of the device's work alone.
         wait_fraction: fraction of the steps' time spent waiting for the loader.
         peak_bytes: device memory reserved by the allocator; on a CPU, growth of the process's resident memory.
-        compile_s: the first step. warmup_s: from there to the first kept window.
-        windows: ``(steps, samples, seconds)`` of the kept ones, in order.
+        compile_s: seconds of the first step. warmup_s: seconds from there to the first kept window.
+        windows: ``(steps, samples, seconds)`` of the kept windows, in order.
     """
 
     number: int
@@ -126,20 +127,20 @@ class Row(Record):
 
     @cached_property
     def shown(self) -> Mapping[str, ShownEntrant]:
-        """The entrants of a heat, by the key of their part."""
+        """The entrants of a heat, by the key of their part of the configuration."""
         return {key(entrant.config): entrant for entrant in self.entrants}
 
     @cached_property
     def rounds(self) -> int:
-        """Rounds of a heat."""
+        """Number of rounds of a heat."""
         return max((len(entrant.turns) for entrant in self.entrants), default=0)
 
     @cached_property
     def between_each_s(self) -> float:
-        """Seconds before each turn of a heat, on average: of switching, or of starting and ending workers."""
+        """Average seconds before each turn of a heat, spent switching, or starting and ending workers."""
         complete = [e for e in self.entrants if e.status is TrialStatus.COMPLETE]
         failed = [e for e in self.entrants if e.status is not TrialStatus.COMPLETE]
-        # Who fails does so in a turn that is not in the row.
+        # An entrant that fails does so in one more turn, which is not recorded in the row.
         taken = sum(len(e.turns) for e in complete) + sum(1 + sum(map(bool, e.turns)) for e in failed)
         return (self.between_s or 0.0) / max(1, taken)
 
@@ -152,16 +153,16 @@ class Row(Record):
         """Return the row's measurement, without per-step data; ``None`` if the launch measured nothing.
 
         Args:
-            rate, windows: replace the recorded ones, for a launch that is ended early.
+            rate, windows: replace the recorded ones, if the launch was ended early.
         """
         if self.rate_per_s is None or self.low_per_s is None or self.high_per_s is None:
             return None
-        own = Rate(self.rate_per_s, self.low_per_s, self.high_per_s, self.relative_se, self.degrees)
-        seen = rate or own
+        recorded = Rate(self.rate_per_s, self.low_per_s, self.high_per_s, self.relative_se, self.degrees)
+        shown = rate or recorded
         return Measurement(
             batch_size=int(self.config["batch_size"]),
-            samples_per_s=seen.per_s,
-            ci95_per_s=(seen.low_per_s, seen.high_per_s),
+            samples_per_s=shown.per_s,
+            ci95_per_s=(shown.low_per_s, shown.high_per_s),
             steady_per_s=rate.per_s if rate else self.steady_per_s or self.rate_per_s,
             windows=self.timed if windows is None else windows,
             step_s=(),
@@ -170,8 +171,8 @@ class Row(Record):
             loader_capacity_per_s=self.loader_per_s,
             device_per_s=self.device_per_s,
             settled=self.settled is not False,
-            relative_se=seen.relative_se,
-            degrees=seen.degrees,
+            relative_se=shown.relative_se,
+            degrees=shown.degrees,
             startup_s=self.startup_s or 0.0,
             compile_s=self.compile_s or 0.0,
             compile_cache_warm=self.cache_warm,
@@ -188,7 +189,7 @@ def row_of(
     result: TrialResult, config: Config, *, kind: LaunchKind, number: int, began_s: float, reference: bool = False
 ) -> Row:
     """Return the row of a launch."""
-    m = result.measurement
+    measurement = result.measurement
     common = {
         "number": number,
         "began_s": round(began_s, 3),
@@ -204,40 +205,40 @@ def row_of(
     }
     if result.heat is not None:
         common |= _of_heat(result.heat, result.wall_s)
-    if m is None:
+    if measurement is None:
         return Row.model_validate(common)
     measured = {
-        "cache_warm": m.compile_cache_warm,
-        "rate_per_s": m.samples_per_s,
-        "low_per_s": m.ci95_per_s[0],
-        "high_per_s": m.ci95_per_s[1],
-        "relative_se": m.relative_se,
-        "degrees": m.degrees,
-        "steady_per_s": m.steady_per_s,
-        "loader_per_s": m.loader_capacity_per_s,
-        "device_per_s": m.device_per_s,
-        "wait_fraction": m.loader_wait_fraction,
-        "peak_bytes": m.peak_bytes,
-        "startup_s": m.startup_s,
-        "compile_s": m.compile_s,
-        "warmup_s": m.warmup_s,
-        "measured_s": m.measured_s,
-        "epoch_turn_s": m.epoch_turn_s,
-        "epoch_samples": m.epoch_samples,
-        "settled": m.settled,
-        "windows": tuple((w.steps, w.samples, round(w.seconds, 6)) for w in m.windows),
+        "cache_warm": measurement.compile_cache_warm,
+        "rate_per_s": measurement.samples_per_s,
+        "low_per_s": measurement.ci95_per_s[0],
+        "high_per_s": measurement.ci95_per_s[1],
+        "relative_se": measurement.relative_se,
+        "degrees": measurement.degrees,
+        "steady_per_s": measurement.steady_per_s,
+        "loader_per_s": measurement.loader_capacity_per_s,
+        "device_per_s": measurement.device_per_s,
+        "wait_fraction": measurement.loader_wait_fraction,
+        "peak_bytes": measurement.peak_bytes,
+        "startup_s": measurement.startup_s,
+        "compile_s": measurement.compile_s,
+        "warmup_s": measurement.warmup_s,
+        "measured_s": measurement.measured_s,
+        "epoch_turn_s": measurement.epoch_turn_s,
+        "epoch_samples": measurement.epoch_samples,
+        "settled": measurement.settled,
+        "windows": tuple((w.steps, w.samples, round(w.seconds, 6)) for w in measurement.windows),
     }
     return Row.model_validate({**common, **{n: _short(v) for n, v in measured.items()}})
 
 
 def _of_heat(heat: Heat, wall_s: float) -> dict[str, object]:
     part = PARTS[heat.side]
-    taken_s = heat.measured_s + sum(e.first_step_s or 0.0 for e in heat.entrants)
+    stepping_s = heat.measured_s + sum(e.first_step_s or 0.0 for e in heat.entrants)
     return {
         "config": part(heat.entrants[0].config),
         "side": heat.side,
         "startup_s": _short(heat.startup_s),
-        "between_s": _short(wall_s - heat.startup_s - taken_s),
+        "between_s": _short(wall_s - heat.startup_s - stepping_s),
         "entrants": [
             ShownEntrant(
                 config=part(e.config),
@@ -254,7 +255,7 @@ def _of_heat(heat: Heat, wall_s: float) -> dict[str, object]:
 
 
 def _short(value: object) -> object:
-    """Round a float to six significant digits, more than any measurement has."""
+    """Round a float to six significant digits, more than any measurement is good for."""
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
@@ -263,9 +264,9 @@ def _short(value: object) -> object:
 # The first line is a `Heading`, every other line a `Row`, one recorded launch. Lines are only ever appended. Field
 # names carry their units (``_s``, ``_bytes``, ``_per_s``: samples per second); unknown values are omitted.
 
-#: No space that somebody has measured takes more.
+#: Larger than the file of any measured space.
 _MOST_BYTES = 2**28
-#: Version of the file format. The first had no heats.
+#: Version of the file format. Version 1 had no heats.
 SURFACE_VERSION = 2
 K = TypeVar("K")
 
@@ -277,11 +278,11 @@ class Heading(Record):
         surface: the version of the format.
         name, workload: the surface's display name, and what was trained.
         made: ``recorded`` on a machine, or ``generated`` from formulas. Results of the two are never mixed.
-        machine: one line with the machine, its versions and the date.
-        device: contract name. batch_size, image_size: of the baseline.
-        memory_bytes: device memory available to a launch; ``None``: more than any needed.
+        machine: one line that gives the machine, its versions and the date.
+        device: its contract name. batch_size, image_size: the baseline's.
+        memory_bytes: device memory available to a launch; ``None``: more than any launch needed.
         plan: how each launch measured.
-        knobs: the values of each active knob that occur. Some combinations may not have been launched.
+        knobs: the values of each active knob that occur. Some combinations of them may not have been launched.
         baseline: the configuration of trial 0.
     """
 
@@ -301,7 +302,7 @@ class Heading(Record):
 
 @dataclass(frozen=True)
 class Surface:
-    """A surface as it was read."""
+    """A surface, as read from its file."""
 
     heading: Heading
     rows: tuple[Row, ...]
@@ -313,18 +314,18 @@ class Surface:
 
     @cached_property
     def ceilings(self) -> Mapping[tuple[LaunchKind, str], tuple[Row, ...]]:
-        """The device-only and loader-only launches, by kind and key of the part of the configuration they depend on."""
+        """The device-only and loader-only launches, by kind and the key of the part of the configuration they use."""
         rows = [r for r in self.rows if r.kind in (LaunchKind.DEVICE_ONLY, LaunchKind.LOADER_ONLY)]
         return _grouped(((r.kind, key(r.config)), r) for r in rows)
 
     @cached_property
     def heats(self) -> Mapping[Side, tuple[Row, ...]]:
-        """The heats of each side that ended well."""
+        """The heats of each side that completed."""
         return _grouped((r.side, r) for r in self.rows if r.side is not None and r.status is TrialStatus.COMPLETE)
 
     @cached_property
     def has_heats(self) -> bool:
-        """Whether heats were recorded of each side that has something to compare."""
+        """Whether heats were recorded for each side that has something to compare."""
         configs = [r.config for r in self.rows if r.kind is LaunchKind.MEASURE]
         varied: dict[Side, int] = {
             "device": len({key(device_part(config)) for config in configs}),
@@ -334,40 +335,40 @@ class Surface:
 
     @cached_property
     def failed(self) -> Mapping[str, Row]:
-        """A failed launch of each part of the device with which no launch succeeded, by its key."""
-        rows = _grouped((key(device_part(r.config)), r) for r in self.rows if r.kind is LaunchKind.MEASURE)
-        return {name: some[0] for name, some in rows.items() if not any(r.rate_per_s for r in some)}
+        """A failed launch of each device part with which no launch succeeded, by the key of the part."""
+        groups = _grouped((key(device_part(r.config)), r) for r in self.rows if r.kind is LaunchKind.MEASURE)
+        return {name: rows[0] for name, rows in groups.items() if not any(r.rate_per_s for r in rows)}
 
     @cached_property
     def compile_seconds(self) -> Mapping[tuple[str, bool], tuple[float, ...]]:
         """Seconds of the first step, by graph (the key of its device part) and whether the cache was warm."""
-        found: dict[tuple[str, bool], tuple[float, ...]] = {}
+        seconds: dict[tuple[str, bool], tuple[float, ...]] = {}
         for row in self.rows:
             if row.cache_warm is not None and row.compile_s is not None and row.kind is not LaunchKind.LOADER_ONLY:
                 name = (key(device_part(row.config)), row.cache_warm)
-                found[name] = (*found.get(name, ()), row.compile_s)
-        return found
+                seconds[name] = (*seconds.get(name, ()), row.compile_s)
+        return seconds
 
     @cached_property
     def space(self) -> Space:
-        """The space a search may try: the configurations that were launched."""
-        h = self.heading
-        choices = {name: tuple(Choice(v) for v in values) for name, values in h.knobs.items()}
-        return Space(choices=choices, inactive={}, baseline=h.baseline, only=frozenset(self.launches))
+        """The space that a search may explore: the configurations that were launched."""
+        heading = self.heading
+        choices = {name: tuple(Choice(v) for v in values) for name, values in heading.knobs.items()}
+        return Space(choices=choices, inactive={}, baseline=heading.baseline, only=frozenset(self.launches))
 
 
 def _grouped(pairs: Iterable[tuple[K, Row]]) -> dict[K, tuple[Row, ...]]:
-    found: dict[K, tuple[Row, ...]] = {}
+    groups: dict[K, tuple[Row, ...]] = {}
     for name, row in pairs:
-        found[name] = (*found.get(name, ()), row)
-    return found
+        groups[name] = (*groups.get(name, ()), row)
+    return groups
 
 
 def read_surface(path: Path) -> Surface:
     """Read a surface. An incomplete last line is ignored.
 
     Raises:
-        UsageError: the file does not exist or is not a surface.
+        UsageError: the file does not exist, or is not a surface.
     """
     try:
         text = read_regular(path, _MOST_BYTES, follow=True).decode()
@@ -378,10 +379,10 @@ def read_surface(path: Path) -> Surface:
         heading = Heading.model_validate_json(first)
         rows = tuple(Row.model_validate_json(line) for line in lines)
     except ValidationError as error:
-        found = error.errors()[0]
-        where = ".".join(str(part) for part in found["loc"])
+        details = error.errors()[0]
+        where = ".".join(str(part) for part in details["loc"])
         raise UsageError(
-            f"{path} is no surface: {where or 'its first line'}: {found['msg']}",
+            f"{path} is no surface: {where or 'its first line'}: {details['msg']}",
             advice="`python -m benchmarks.surfaces record` makes one; benchmarks/README.md describes the format.",
         ) from error
     surface = Surface(heading, rows)
@@ -392,12 +393,12 @@ def read_surface(path: Path) -> Surface:
 
 # Replays recorded heats: the real race, with the recorded turns, in virtual time.
 
-#: A launch is ended this long after its limit at most.
+#: A launch is ended at most this many seconds after its limit.
 _TICK_S = 1.0
 
 
 class _Over(Exception):
-    """The heat's process ends."""
+    """The heat's process has ended."""
 
     def __init__(self, result: TrialResult) -> None:
         super().__init__(result.cause)
@@ -416,15 +417,15 @@ def replay_heat(
 ) -> TrialResult:
     """Replay a heat with the turns of a recorded one.
 
-    Entrants take the turns of one recorded round together, so that whatever slowed that round down slows all of them.
-    The first round is the first recorded one; with which the others begin is drawn. There are at most as many as were
-    recorded. The seconds before the first turn, and those between two of them, are the recorded heat's, whoever takes
-    part in it.
+    In each round, all entrants take their turns of the same recorded round, so that whatever slowed that round down
+    slows all of them. The first round is the first recorded one; the recorded round from which the others continue is
+    drawn at random. There are at most as many rounds as were recorded. The seconds before the first turn, and between
+    two turns, are those of the recorded heat, whichever entrants take part.
 
     Args:
-        row: a heat of that side with all entrants of the plan but those that failed.
-        first_step_s: returns the seconds of an entrant's first step, with its compilation.
-        failed: a failed launch of each part of the device that cannot be trained; no recorded heat has these.
+        row: a heat of that side with all entrants of the plan except those in `failed`.
+        first_step_s: returns the seconds of an entrant's first step, including its compilation.
+        failed: a failed launch of each device part that cannot be trained; no recorded heat has these.
     """
     began = clock.now()
     watch.beat(Beat(phase=Phase.LOAD))
@@ -491,7 +492,7 @@ class _Recorded:
         return turn
 
     def leave(self, entrant: Contender) -> None:
-        """Nothing is left of a recorded turn."""
+        """Do nothing: a recorded turn leaves nothing to clean up."""
 
     def _fail(self, entrant: Contender, recorded: ShownEntrant, phase: Phase) -> None:
         if entrant.number != 0 and is_contained(self._plan.side, self._spec.devices[0], recorded.status):

@@ -1,4 +1,4 @@
-"""A study for Python."""
+"""A study as a Python object."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from autotune.training.applied import Applied, differences_in_words
 if TYPE_CHECKING:
     import pandas as pd
 
-# The result of `autotune.tune`: a study to be looked at, with the profile to be applied.
+# The result of `autotune.tune`: a study to look at, with the profile to apply.
 
 
 class Study:
     """A study: what a search found, its trials, its report, and its profile.
 
     Attributes:
-        name: of the study, as `autotune.open_study` and the commands take it.
-        folder: of the study, with ``profile.yaml`` and ``report.html``.
-        outcome: the search as data, as ``autotune search --json`` prints it; ``None`` while it is not finished.
+        name: the study's name, as `autotune.open_study` and the commands take it.
+        folder: the study's folder, with ``profile.yaml`` and ``report.html``.
+        outcome: the search as data, as ``autotune search --json`` prints it; ``None`` until it is finished.
     """
 
     def __init__(self, files: StudyFiles, outcome: Outcome | None, profile: Profile | None = None) -> None:
@@ -56,21 +56,21 @@ class Study:
 
     @property
     def finding(self) -> Finding | None:
-        """What the search found; ``None`` while it is not finished."""
+        """What the search found; ``None`` until it is finished."""
         return self.outcome.found if self.outcome else None
 
     @property
     def profile(self) -> Applied:
-        """The profile, as `autotune.load_profile` returns it, with the same warnings where it was measured elsewhere.
+        """The profile as `autotune.load_profile` returns it, with the same warnings if it was measured elsewhere.
 
         Raises:
-            NoVerdictError: there is none, because the search ended without a verdict or has not ended.
+            NoVerdictError: there is no profile, because the search ended without a verdict or has not ended.
             ProfileError: its file cannot be read.
         """
         if self._applied is None:
             if self.outcome is None or self.outcome.found is Finding.OPEN:
                 advice = self.outcome.advice if self.outcome else f"go on with autotune.resume({self.name!r})."
-                # A traceback shows nothing but the message.
+                # A traceback shows only the message.
                 raise NoVerdictError(f"there is no profile: {self.sentence}; {advice}", advice=advice)
             applied = Applied(self._profile or read(self._files.profile))
             for sentence in differences_in_words(applied):
@@ -80,12 +80,12 @@ class Study:
 
     @property
     def trials(self) -> pd.DataFrame | list[dict[str, Any]]:
-        """The trials in order: a pandas DataFrame where pandas is installed, otherwise a list of dictionaries.
+        """The trials in order: a pandas DataFrame if pandas is installed, otherwise a list of dictionaries.
 
-        Columns: ``number``, which is the index of the frame; ``status``; each knob by its name, with nothing where it
-        has no effect; ``samples_per_second``, with the ends of its 95 % interval within the launch, ``ci95_low`` and
-        ``ci95_high``; ``score``, the objective's; ``peak_memory_bytes``; ``seconds`` of the whole trial; ``phase`` in
-        which it ended and ``cause`` of a failure; ``repeats``, the number of the trial that it repeats.
+        Columns: ``number``, the index of the frame; ``status``; each knob by its name, empty where it has no effect;
+        ``samples_per_second``, with the ends of its 95 % interval within the launch, ``ci95_low`` and ``ci95_high``;
+        ``score``, the objective's; ``peak_memory_bytes``; ``seconds``, of the whole trial; ``phase``, in which it
+        ended; ``cause``, of a failure; ``repeats``, the number of the trial that it repeats.
 
         Raises:
             MachineError: ``study.db`` cannot be read.
@@ -98,7 +98,7 @@ class Study:
         return pd.DataFrame(rows).convert_dtypes().set_index("number") if rows else pd.DataFrame()
 
     def report(self) -> ReportPage:
-        """Return the HTML report, which a notebook shows inline and which prints as the path of its file.
+        """Return the HTML report. A notebook shows it inline; printed, it is the path of its file.
 
         Raises:
             MachineError: the study cannot be read, or the file cannot be written.
@@ -110,7 +110,7 @@ class Study:
 
     @property
     def sentence(self) -> str:
-        """What the search found, for people."""
+        """What the search found, in words."""
         if self.outcome is None:
             so_far = best_so_far_line(read_trials(self._files), read_request(self._files))
             return "the search is not finished" + (f". {so_far.rstrip('.')}" if so_far else "")
@@ -124,7 +124,7 @@ class Study:
         return f"no verdict: {self.outcome.because}"
 
     def _rows(self) -> list[tuple[str, str]]:
-        """Return what is shown of it, line by line."""
+        """Return the labels and texts of the lines shown for the study."""
         if self.outcome is not None:
             rows = []
             baseline, best, same = self.outcome.baseline, self.outcome.best, self.outcome.best_same_batch
@@ -156,7 +156,7 @@ class ReportPage(os.PathLike[str]):
     """An HTML report. Printed, it is the path of its file; a notebook shows the page.
 
     Attributes:
-        path: of the file.
+        path: the path of its file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -169,19 +169,19 @@ class ReportPage(os.PathLike[str]):
         return str(self.path)
 
     def _repr_html_(self) -> str:
-        # A frame keeps the page's styles from the notebook's. Its content is in the notebook, which may be moved or
-        # opened elsewhere, where the file is not.
+        # A frame isolates the page's styles from the notebook's. The page is embedded because the notebook may be moved
+        # or opened elsewhere, without the file.
         style = "width: 100%; height: 40rem; border: 1px solid #8884; resize: vertical"
         page = escape(self.path.read_text())
         return f'<iframe title="autotune report" style="{style}" sandbox="allow-popups" srcdoc="{page}"></iframe>'
 
 
 def open_study(study: str | os.PathLike[str], *, studies_dir: str | os.PathLike[str] = DEFAULT_STUDIES) -> Study:
-    """Open a study to look at it. Nothing is launched, and one that is not finished stays as it is.
+    """Open a study to look at it. Nothing is launched, and an unfinished study stays as it is.
 
     Args:
         study: its name or its folder.
-        studies_dir: folder that holds the studies.
+        studies_dir: the folder that holds the studies.
 
     Raises:
         UnknownNameError: there is no such study.
@@ -192,7 +192,7 @@ def open_study(study: str | os.PathLike[str], *, studies_dir: str | os.PathLike[
 
 
 def trial_rows(trials: Sequence[Trial]) -> list[dict[str, Any]]:
-    """Return trials as rows with the same keys, as `Study.trials` describes them."""
+    """Return trials as rows that all have the same keys, those that `Study.trials` describes."""
     used = dict.fromkeys(name for trial in trials for name in trial.config)
     knobs = [*(name for name in KNOBS if name in used), *(name for name in used if name not in KNOBS)]
     return [_row(trial, knobs) for trial in trials]
@@ -221,12 +221,12 @@ def _rate(standing: Standing) -> str:
     return rate_text(standing.samples_per_second, standing.ci95)
 
 
-# Progress of a search in a notebook: the panel of a terminal as HTML, in one output that is updated in place.
+# Progress of a search in a notebook: the terminal's panel as HTML, in one output that is updated in place.
 
-#: Columns of the panel: what fits beside the prompt of a cell.
+#: Width of the panel in columns: what fits beside the prompt of a cell.
 _WIDTH = 100
 _PAGE = '<pre style="white-space: pre-wrap; line-height: 1.2">{code}</pre>'
-#: Black, red, green, yellow, blue, magenta, cyan and white, to be read on a light and on a dark page.
+#: Black, red, green, yellow, blue, magenta, cyan and white, readable on both light and dark pages.
 _COLOURS = TerminalTheme(
     (255, 255, 255),
     (0, 0, 0),
@@ -238,15 +238,15 @@ _COLOURS = TerminalTheme(
 
 
 def in_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook."""
+    """Return whether this process is a notebook's kernel."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return getattr(shell, "kernel", None) is not None
 
 
 class NotebookPanel(LivePanel):
-    """Shows one output that is updated in place. When the search ends, its sentences stay.
+    """Shows progress in one output that is updated in place. When the search ends, its sentences remain.
 
-    Needs IPython, and none of its widgets. A front end that shows no HTML shows the same as text.
+    Needs IPython, but no widgets. A front end that cannot show HTML shows the same as text.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -273,12 +273,12 @@ class NotebookPanel(LivePanel):
                 self._output.update(content, raw=True)
 
     def _html(self, panel: Panel | None) -> str:
-        said = "".join(f"<div>{escape(sentence)}</div>" for sentence in self._said)
+        sentences = "".join(f"<div>{escape(sentence)}</div>" for sentence in self._said)
         if panel is None:
-            return said
+            return sentences
         page = _console()
         page.print(panel)
-        return said + page.export_html(theme=_COLOURS, inline_styles=True, code_format=_PAGE)
+        return sentences + page.export_html(theme=_COLOURS, inline_styles=True, code_format=_PAGE)
 
     def _plain(self, panel: Panel | None) -> str:
         lines = list(self._said)
@@ -288,5 +288,5 @@ class NotebookPanel(LivePanel):
 
 
 def _console() -> PanelConsole:
-    # By itself, rich would show in the notebook whatever is printed.
+    # By default, rich would show whatever is printed to the console in the notebook.
     return PanelConsole(file=io.StringIO(), width=_WIDTH, record=True, force_terminal=True, force_jupyter=False)

@@ -1,16 +1,17 @@
-"""A workload given as Python objects, written as a file that other processes can import.
+"""Writes a workload given as Python objects to a file that other processes can import.
 
 Trials run in processes of their own, and the parent never runs the workload. Functions, classes and objects of a script
-or a notebook are pickled by value (cloudpickle) beside a file that loads them; what an importable module defines is
-imported from there, and of objects trials train copies. What cannot be copied is refused with the attribute that holds
-it. The file lies under the `identity` of what it loads, so that cells that run again are the same workload, and changed
-ones another.
+or notebook are pickled by value (cloudpickle) beside a file that loads them; whatever an importable module defines is
+imported from there. Trials train copies of objects. What cannot be copied is refused, with an error that names the
+attribute that holds it. The file's folder depends on the `identity` of what the file loads, so that cells that are run
+again give the same workload, and changed cells a different one.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import hashlib
 import io
 import json
@@ -20,7 +21,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from pathlib import Path, PurePath
-from types import CodeType, FunctionType, MappingProxyType, MethodType, ModuleType, SimpleNamespace
+from types import CellType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 from autotune.base.errors import UsageError
@@ -29,9 +30,10 @@ from autotune.base.layout import workload_source
 from autotune.workload.carrying import FUNCTIONS, HASHES, WHOLE
 from autotune.workload.contract import CONSTANTS, OPTIONAL, REQUIRED
 
-#: How deep in a part the attribute is looked for that cannot be copied.
+#: How many levels deep to search a part for the attribute that cannot be copied.
 _DEEPEST = 6
 _GIVE_A_FUNCTION = "make it where it is used, or give a function that makes the whole: dataset() or model()."
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
 _PARTS = (*REQUIRED, *OPTIONAL, *CONSTANTS)
 _HEAD = '''\
 """Written by autotune.tune. The processes of a search import it, and so does resuming the study: leave it here."""
@@ -43,17 +45,19 @@ def model_argument(workload: object, studies: Path) -> str:
 
     Args:
         workload: a module, an instance or class, or a mapping or namespace, with the four functions; in a mapping,
-            model and data set may be objects (`is_live`), of which trials train copies.
-        studies: the folder of studies; the file is put into a hidden folder there.
+            model and data set may be objects (`is_live`); trials train copies of these.
+        studies: the folder of studies; the file is written to a hidden folder in it.
 
     Raises:
-        UsageError: the object is no workload, or a part of it cannot be copied into other processes.
+        UsageError: the object is not a workload, or a part of it cannot be copied into other processes.
         MachineError: the file cannot be written.
     """
-    given = {name: _part(workload, name) for name in REQUIRED}
+    required = {name: _part(workload, name) for name in REQUIRED}
     if not isinstance(workload, Mapping):
-        given = {name: part if callable(part) or is_live(name, part) else None for name, part in given.items()}
-    missing = [name for name, part in given.items() if part is None]
+        # What an object holds is copied with it, and is no function of a workload.
+        functions = {name: callable(part) and not is_live(name, part) for name, part in required.items()}
+        required = {name: part if functions[name] else None for name, part in required.items()}
+    missing = [name for name, part in required.items() if part is None]
     if missing:
         raise UsageError(
             f"{_shown(workload)} is no workload: it has no {', '.join(missing)}",
@@ -73,13 +77,13 @@ def model_argument(workload: object, studies: Path) -> str:
         pickles = {FUNCTIONS: _pickled(functions, parts["model"])}
         pickles |= {name: _pickled({name: parts[name]}, None) for name in objects}
         lines = [f"{name} = _parts.part({name!r})" for name in parts if name not in literals]
-        known = identity(parts)
+        workload_id = identity(parts)
     else:
-        objects, pickles, known = (), {WHOLE: _pickled({WHOLE: workload}, None)}, identity(workload)
+        objects, pickles, workload_id = (), {WHOLE: _pickled({WHOLE: workload}, None)}, identity(workload)
         lines = [f"_workload = _parts.whole({isinstance(workload, type)})"]
         lines += [f"{name} = _workload.{name}" for name in parts if name not in literals]
     lines += [f"{name} = {text}" for name, text in literals.items()]
-    text = _text(known, objects, lines)
+    text = _text(workload_id, objects, lines)
     path = workload_source(studies.absolute(), hashlib.sha256(text.encode()).hexdigest(), _stem(workload))
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,7 +96,7 @@ def model_argument(workload: object, studies: Path) -> str:
 
 
 def is_live(name: str, part: object) -> bool:
-    """Return whether a part of a workload is what its function would return, and not the function."""
+    """Return whether a part of a workload is the object that its function would return, not the function itself."""
     if isinstance(part, type | FunctionType | str | bytes):
         return False
     return _is_module(part) or (
@@ -105,12 +109,12 @@ def _part(workload: object, name: str) -> Any:
 
 
 def _is_namespace(workload: object) -> bool:
-    """Whether the parts of a workload have nothing to do with each other, unlike the methods of an object."""
+    """Return whether the parts of a workload are independent of each other, unlike the methods of an object."""
     return isinstance(workload, Mapping | SimpleNamespace | ModuleType)
 
 
 def _stem(workload: object) -> str:
-    """Return the name of a workload's file, which is no module's: the study is called after it."""
+    """Return the name of a workload's file, distinct from any module's; the study is named after it."""
     model = _part(workload, "model")
     if isinstance(workload, ModuleType) and workload.__name__ != "__main__":
         name = workload.__name__.rpartition(".")[2]
@@ -125,22 +129,22 @@ def _stem(workload: object) -> str:
 
 
 def _check(name: str, part: object, *, live: bool) -> None:
-    given = type(part).__name__
+    kind = type(part).__name__
     if _is("utils.data.DataLoader", part):
         raise UsageError("dataset is a loader, and each trial makes its own", advice="give the data set in it.")
     if isinstance(part, MethodType) and not isinstance(part.__self__, type):
         raise UsageError(f"{name} is a method of an object", advice="give the object itself to autotune.tune.")
     if name in ("optimizer", "loss") and (live or not callable(part)):
         raise UsageError(
-            f"{name} must be a function, not a {given}",
+            f"{name} must be a function, not a {kind}",
             advice="trials make their own: give optimizer(model), and loss(model, batch).",
         )
     if name in REQUIRED and not live and not callable(part):
-        raise UsageError(f"{name} must be given itself, or as a function that makes it, not as a {given}")
+        raise UsageError(f"{name} must be given itself, or as a function that makes it, not as a {kind}")
 
 
 def _literal(value: object) -> str | None:
-    """Return how a constant is written, so that it can be read without running the file; ``None`` if it cannot be."""
+    """Return a constant as a literal, which can be read without running the file; ``None`` if it has none."""
     text = repr(value)
     try:
         return text if ast.literal_eval(text) == value else None
@@ -156,7 +160,7 @@ def _text(known: str, objects: tuple[str, ...], lines: list[str]) -> str:
             *(["import sys", "", f"sys.path[:0] = {folders!r}", ""] if folders else []),
             "from autotune.workload.carrying import Carried",
             "",
-            # What a search knows its workload by: with other code or values it is another one.
+            # The search identifies its workload by this: other code or values make it a different workload.
             f"IDENTITY = {known!r}",
             f"_parts = Carried.beside(__file__, {objects!r}, python={platform.python_version().rpartition('.')[0]!r})",
             *lines,
@@ -166,7 +170,7 @@ def _text(known: str, objects: tuple[str, ...], lines: list[str]) -> str:
 
 
 def users_folders() -> list[str]:
-    """Return the folders of the import path that not every process of this interpreter has."""
+    """Return the folders of the import path that only some processes of this interpreter have."""
     return [f for f in dict.fromkeys(str(Path(p or ".").absolute()) for p in sys.path) if _is_users(f)]
 
 
@@ -181,9 +185,9 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
-# What makes two things the same workload: code, and the values that it uses.
+# What makes two things the same workload: their code, and the values that it uses.
 
-#: Attributes of classes and functions that say where they stand, or are made anew each time.
+#: Attributes of classes and functions that say where they are defined, or are created anew each time.
 _PASSING = frozenset(
     (
         *("__dict__", "__weakref__", "__module__", "__doc__", "__annotations__", "__firstlineno__"),
@@ -193,9 +197,9 @@ _PASSING = frozenset(
 
 
 def identity(value: object) -> str:
-    """Return a hash of an object's code and values that is the same in another process of the same Python version.
+    """Return a hash of an object's code and values that is the same in every process of the same Python version.
 
-    Names of files, line numbers, comments and unused globals do not count.
+    File names, line numbers, comments and unused globals do not affect it.
     """
     return _Hashes().of(value)
 
@@ -204,69 +208,78 @@ class _Hashes:
     """Hashes of objects that may refer to each other."""
 
     def __init__(self) -> None:
-        #: By id, with the objects, so that no other one gets the same id.
+        #: By id. The objects are kept alive, so that no other object can get the same id.
         self._done: dict[int, tuple[str, object]] = {}
         self._open: list[int] = []
 
     def of(self, value: object) -> str:
         """Return an object's hash."""
         if id(value) in self._open:
-            # It contains itself: by how far up.
+            # It contains itself: hash how many levels up it is.
             return f"above {len(self._open) - self._open.index(id(value))}"
         if id(value) not in self._done:
             self._open.append(id(value))
-            told = "\0".join([type(value).__name__, *self._parts(value)])
+            text = "\0".join([type(value).__name__, *self._parts(value)])
             self._open.pop()
-            self._done[id(value)] = hashlib.sha256(told.encode(errors="surrogatepass")).hexdigest(), value
+            self._done[id(value)] = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest(), value
         return self._done[id(value)][0]
 
     def _parts(self, value: Any) -> Iterator[str]:
-        if isinstance(value, bool | int | float | complex | str | bytes | PurePath | type(None) | type(...)):
+        # Only of builtin types themselves: what is derived from them has code and attributes of its own.
+        kind = type(value)
+        if kind in _PLAIN or isinstance(value, PurePath):
             yield repr(value)
         elif isinstance(value, ModuleType):
             yield value.__name__
         elif (home := _home(value)) is not None:
             yield home
         elif isinstance(value, CodeType):
-            yield value.co_code.hex()
-            told = (value.co_name, value.co_names, value.co_varnames, value.co_freevars, value.co_consts)
-            yield from map(self.of, told)
+            yield f"{value.co_code.hex()} {value.co_flags} {value.co_exceptiontable.hex()}"
+            yield f"{value.co_argcount} {value.co_posonlyargcount} {value.co_kwonlyargcount}"
+            names = (value.co_name, value.co_names, value.co_varnames, value.co_freevars)
+            yield from map(self.of, (*names, value.co_consts))
         elif isinstance(value, FunctionType):
-            cells = [cell.cell_contents for cell in value.__closure__ or ()]
-            own = {name: part for name, part in vars(value).items() if name not in _PASSING}
+            cells = [list(_held_by(cell)) for cell in value.__closure__ or ()]
+            attributes = {name: part for name, part in vars(value).items() if name not in _PASSING}
             used = {
                 n: value.__globals__[n] for n in sorted({*_global_names(value.__code__)} & value.__globals__.keys())
             }
-            yield from map(self.of, (value.__code__, value.__defaults__, value.__kwdefaults__, cells, own, used))
+            yield from map(self.of, (value.__code__, value.__defaults__, value.__kwdefaults__, cells, attributes, used))
         elif isinstance(value, type):
             yield self.of(value.__bases__)
             yield self.of({name: vars(value)[name] for name in sorted(vars(value).keys() - _PASSING)})
-        elif isinstance(value, list | tuple):
+        elif kind in (list, tuple):
             yield from map(self.of, value)
-        elif isinstance(value, set | frozenset):
+        elif kind in (set, frozenset):
             yield from sorted(map(self.of, value))
-        elif isinstance(value, dict | MappingProxyType):
+        elif kind in (dict, MappingProxyType):
             yield from (self.of(part) for pair in value.items() for part in pair)
         elif isinstance(value, staticmethod | classmethod):
             yield self.of(value.__func__)
         elif isinstance(value, property):
             yield from map(self.of, (value.fget, value.fset, value.fdel))
         elif _is("Tensor", value):
-            yield f"{value.dtype} {tuple(value.shape)} {value.requires_grad}"
+            yield f"{value.dtype} {tuple(value.shape)} {value.requires_grad} {self.of(kind)}"
             yield hashlib.sha256(_bytes_of(value)).hexdigest()
         else:
             yield from map(self.of, self._pickled(value))
 
     def _pickled(self, value: object) -> Iterator[object]:
-        """Yield what an object is pickled as."""
+        """Yield the parts that an object is reduced to for pickling."""
         try:
-            made = value.__reduce_ex__(4)
-        except Exception:  # a kind of object that cloudpickle alone knows
+            reduced = value.__reduce_ex__(4)
+        except Exception:  # a kind of object that only cloudpickle can pickle
             yield hashlib.sha256(_dumps(value, None)).hexdigest()
             return
-        # The fourth and fifth part are iterators of items.
-        parts = [made] if isinstance(made, str) else made
+        # The fourth and fifth parts are iterators over items.
+        parts = [reduced] if isinstance(reduced, str) else reduced
         yield from (list(part) if place in (3, 4) and part is not None else part for place, part in enumerate(parts))
+
+
+def _held_by(cell: CellType) -> Iterator[object]:
+    """Yield what a variable of a function around another one holds; nothing if it has not been assigned yet."""
+    with contextlib.suppress(ValueError):
+        yield cell.cell_contents
 
 
 def _bytes_of(tensor: Any) -> bytes:
@@ -276,7 +289,7 @@ def _bytes_of(tensor: Any) -> bytes:
 
 
 def _global_names(code: CodeType) -> Iterator[str]:
-    """Yield the names that code and the code inside it may look up, attributes among them."""
+    """Yield the names, including those of attributes, that a code object and those nested in it may look up."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -284,29 +297,29 @@ def _global_names(code: CodeType) -> Iterator[str]:
 
 
 def _home(value: Any) -> str | None:
-    """Return the name by which other processes can import a value; ``None`` if it is copied."""
+    """Return the name under which other processes can import a value; ``None`` if it must be copied."""
     module, path = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(path, str) or module == "__main__":
         return None
-    found: Any = sys.modules.get(module)
-    if getattr(found, "__spec__", None) is None:
+    target: Any = sys.modules.get(module)
+    if getattr(target, "__spec__", None) is None:
         return None
     for part in path.split("."):
-        found = getattr(found, part, None)
-    return f"{module}.{path}" if found is value else None
+        target = getattr(target, part, None)
+    return f"{module}.{path}" if target is value else None
 
 
-# Pickling by value, and what cannot be pickled.
+# Pickling by value, and finding what cannot be pickled.
 
 
 def _pickled(parts: Mapping[str, object], model: object | None) -> bytes:
-    """Pickle parts of a workload by name, together, so that they share what they use.
+    """Pickle parts of a workload, by name, together, so that they share the objects that they use.
 
     Args:
-        model: of the workload, if the functions that are pickled must have it from their argument.
+        model: the workload's, if the pickled functions must get it as their argument.
 
     Raises:
-        UsageError: one of them cannot be pickled.
+        UsageError: one of the parts cannot be pickled.
     """
     try:
         return _dumps(parts, model)
@@ -324,7 +337,7 @@ def _pickled(parts: Mapping[str, object], model: object | None) -> bytes:
 
 
 class _Refused(Exception):
-    """What could be pickled, but would not be the same training."""
+    """An object could be pickled, but training with the copy would not be the same training."""
 
     def __init__(self, reason: str, advice: str) -> None:
         super().__init__(reason)
@@ -335,7 +348,7 @@ def _dumps(value: object, model: object | None) -> bytes:
     """Pickle by value.
 
     Args:
-        model: of a workload whose function is pickled, which must have it from its argument.
+        model: the workload's, if the pickled functions must get it as their argument.
     """
     import cloudpickle
 
@@ -361,7 +374,7 @@ def _dumps(value: object, model: object | None) -> bytes:
 
 
 def _culprit(path: str, value: object, error: Exception, model: object | None) -> tuple[str, Exception]:
-    """Return the innermost attribute that cannot be pickled, as ``dataset.file``, and the error that it gives."""
+    """Return the innermost attribute that cannot be pickled, such as ``dataset.file``, and the error it raises."""
     for _ in range(_DEEPEST):
         for step, inner in _inside(value):
             try:
@@ -375,12 +388,12 @@ def _culprit(path: str, value: object, error: Exception, model: object | None) -
 
 
 def _inside(value: object) -> Iterator[tuple[str, object]]:
-    """Yield what an object holds, with how it is written behind the object."""
+    """Yield each thing that an object holds, with the text that refers to it, to be appended to the object's name."""
     if isinstance(value, FunctionType):
         names = value.__code__.co_names
         yield from ((f" uses {n!r}, which", value.__globals__[n]) for n in names if n in value.__globals__)
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-            yield f" uses {name!r}, which", cell.cell_contents
+            yield from ((f" uses {name!r}, which", held) for held in _held_by(cell))
     elif _is_module(value):
         module: Any = value
         yield from ((f".{n}", v) for n, v in (*module.named_parameters(), *module.named_buffers()))
@@ -399,6 +412,6 @@ def _is_module(value: object) -> bool:
 
 
 def _is(kind: str, value: object) -> bool:
-    # Whoever has one has imported torch; nobody else needs it for this.
+    # An instance exists only if torch has been imported, so there is no need to import it here.
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, attrgetter(kind)(torch))
