@@ -59,12 +59,11 @@ def search(spec: StudySpec, studies: Path, env: Environment, *, first: Sequence[
 
     Args:
         first: configurations to try before others, if they are legal here. If empty, the winners of earlier studies in
-            the folder are tried first (`autotune.search.setup`).
+            the folder are tried first (see `autotune.search.setup`).
 
     Raises:
-        AutotuneError: see `autotune.base.errors`. Measurements made until then are in the study's folder; there is none
-        if
-            the request or the workload failed before the first.
+        AutotuneError: see `autotune.base.errors`. Measurements made until then are in the study's folder; there is no
+            folder if the request or the workload failed before the first measurement.
     """
     require_linux()
     ref = check_request(spec)
@@ -77,8 +76,8 @@ def search(spec: StudySpec, studies: Path, env: Environment, *, first: Sequence[
     try:
         return _run(files, spec, ref, env, first)
     except (UsageError, WorkloadError) as error:
-        # The search failed in its setup and measured nothing, so there is nothing to resume. If the lock is not free,
-        # the study belongs to another search that began at the same moment.
+        # The search failed during setup and measured nothing, so there is nothing to resume. If the lock is not free,
+        # the study belongs to another search that started at the same moment.
         with exclusive_lock(files.lock) as free:
             if free and not files.database.exists() and not files.conditions.exists():
                 shutil.rmtree(files.folder, ignore_errors=True)
@@ -90,22 +89,22 @@ def search(spec: StudySpec, studies: Path, env: Environment, *, first: Sequence[
 def new_study(
     spec: StudySpec, ref: WorkloadRef, studies: Path, taken: Collection[str] = ()
 ) -> tuple[StudyFiles, StudySpec]:
-    """Make the folder of a new study, which holds its request and nothing else, and return the request with its name.
+    """Make the folder of a new study, which holds only its request; return it, and the request with the study's name.
 
-    `resume` begins the search, on this machine or on another one that sees the folder.
+    `resume` starts the search, on this machine or on another one that sees the folder.
 
     Args:
-        taken: names that the study does not get if it is to get a numbered one.
+        taken: names that a numbered study must not get.
 
     Raises:
-        UsageError: the name is taken, kept for a job of the daemon, or invalid.
+        UsageError: the name is taken, reserved for a job of the daemon, or invalid.
         MachineError: the folder cannot be made.
     """
     files = new_folder(spec, ref, studies, taken)
     spec = spec.model_copy(update={"name": files.name})
     write_request(files, spec)
     try:
-        # A job of the daemon may have reserved the folder since it was looked at.
+        # A job of the daemon may have reserved the folder since it was checked.
         refuse_reserved(files, spec.mark)
     except UsageError:
         files.request.unlink()
@@ -115,11 +114,11 @@ def new_study(
 
 
 def resume(files: StudyFiles, env: Environment, budget: Callable[[float], float] | None = None) -> SearchResult:
-    """Continue a study. A finished one is left unchanged, unless it gets more time: then its proof goes on, and if
-    there was a verdict or nothing to prove its search.
+    """Continue a study. A finished one is left unchanged, unless it gets more time: then its proof continues, and so
+    does its search if there was a verdict or nothing to prove.
 
     Args:
-        budget: returns the budget from now on, in seconds, given the budget so far; ``None`` leaves it.
+        budget: returns the budget from now on, in seconds, given the budget so far; ``None`` keeps it.
 
     Raises:
         ResumeRefusedError: the machine or the space has changed.
@@ -128,9 +127,9 @@ def resume(files: StudyFiles, env: Environment, budget: Callable[[float], float]
     require_linux()
     require_utf8(files.folder)
     if files.database.exists():
-        # Raises for a database that is damaged or not ours, before the probe's row is written to it.
+        # Raises for a database that is damaged or not autotune's, before the probe's row is written to it.
         open_study(files, objectives=len(read_request(files).objectives))
-    # The folder may have been renamed since.
+    # The folder may have been renamed since the request was written.
     spec = read_request(files).model_copy(update={"name": files.name})
     longer = None if budget is None else spec.model_copy(update={"budget_s": budget(spec.budget_s)})
     if longer is not None and longer.budget_s <= spec.budget_s:
@@ -174,7 +173,7 @@ def _run(
             raise UsageError(f"study {files.name!r} is running already", advice="wait for it, or end it.")
         outcome = load_outcome(files)
         before, spec = outcome, longer or spec
-        # A profile that was removed is made again.
+        # A removed profile is made again.
         if longer is None and outcome is not None and (outcome.found is Finding.OPEN or files.profile.exists()):
             if not files.report.is_file():
                 _leave_page(files, outcome, env)
@@ -199,14 +198,14 @@ def _run(
                 if spec.storage is not None:
                     env.observer.says(f"the study is stored in {spec.storage}")
                 try:
-                    found = search_and_prove(set_up(run), scorers, first, None if longer is None else before)
+                    result = search_and_prove(set_up(run), scorers, first, None if longer is None else before)
                 except AutotuneError:
                     left = left_sentence(files, spec)
                     if left is not None:
                         env.observer.says(left)
                     raise
-                _leave_page(files, found.outcome, env)
-                return found
+                _leave_page(files, result.outcome, env)
+                return result
         except InterruptedSearch as interrupted:
             interrupted.study = study_argument(files)
             interrupted.advice = f"everything measured is kept; go on with: autotune resume {interrupted.study}"
@@ -218,7 +217,7 @@ def _run(
 
 
 def _best_so_far(files: StudyFiles, spec: StudySpec) -> str | None:
-    # What cannot be read now must not hide that the search was interrupted.
+    # A failure to read must not hide that the search was interrupted.
     with contextlib.suppress(AutotuneError):
         return best_so_far_line(read_trials(files), spec)
     return None
@@ -231,13 +230,13 @@ def _leave_page(files: StudyFiles, outcome: Outcome, env: Environment) -> None:
 
 
 def load_outcome(files: StudyFiles) -> Outcome | None:
-    """Return the outcome of a study, with the study's folder as it is called now; ``None`` if it is not finished.
+    """Return the outcome of a study, with the current path of the study's folder; ``None`` if it is not finished.
 
     Raises:
         MachineError: the outcome exists but cannot be read.
     """
     try:
-        found = Outcome.model_validate_json(files.outcome.read_text())
+        outcome = Outcome.model_validate_json(files.outcome.read_text())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -245,10 +244,10 @@ def load_outcome(files: StudyFiles) -> Outcome | None:
             f"{files.outcome} cannot be read",
             advice="remove it: `autotune resume` writes it again from what was measured.",
         ) from error
-    # Folders of studies are renamed, moved and copied.
+    # Study folders get renamed, moved and copied.
     folder = files.folder.absolute()
-    profile = None if found.profile is None else str(StudyFiles(folder).profile)
-    return found.model_copy(update={"folder": str(folder), "profile": profile})
+    profile = None if outcome.profile is None else str(StudyFiles(folder).profile)
+    return outcome.model_copy(update={"folder": str(folder), "profile": profile})
 
 
 def make_space(spec: StudySpec, env: Environment, folder: Path) -> Space:

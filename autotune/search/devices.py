@@ -1,7 +1,7 @@
 """The devices of a search: one, or several equal ones, on which its trials run side by side.
 
 A device is a card with an equal share of the cores that this process may use, or a set of cores. Launches are pinned to
-the cores of their device, so that no two devices have any in common.
+the cores of their device, so that no two devices share any.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ _HOW = "write cards as 0,1,2,3 or all, and sets of cores as cpu:0-7,cpu:8-15."
 
 
 def resolve_devices(spec: StudySpec) -> tuple[Device, ...]:
-    """Return the devices that were asked for; what runs alone runs on the first.
+    """Return the requested devices; what runs alone runs on the first.
 
     Raises:
-        UsageError: they cannot be told apart, may not be used, or are not equal.
+        UsageError: they cannot be distinguished, may not be used, or are not equal.
         MachineError: see `resolve_device`.
     """
     if spec.devices is None:
         return (resolve_device(spec.device),)
-    named = _named(spec.devices)
-    on_cpu = [name.startswith(_CPU) for name in named]
+    names = _named(spec.devices)
+    on_cpu = [name.startswith(_CPU) for name in names]
     if all(on_cpu):
-        return _core_sets(named)
+        return _core_sets(names)
     if any(on_cpu):
         raise UsageError("--devices names cards and cores of the CPU, and a search is on one kind", advice=_HOW)
-    return _cards(named)
+    return _cards(names)
 
 
 def _named(text: str) -> list[str]:
-    """Return the devices that an option names. Commas are between devices, and within a list of cores."""
-    named: list[str] = []
+    """Return the devices that an option names. Commas separate devices, and also cores within a list of cores."""
+    names: list[str] = []
     for part in (part.strip().removeprefix("cuda:") for part in text.split(",")):
-        if named and named[-1].startswith(_CPU) and part[:1].isdigit():
-            named[-1] += f",{part}"
+        if names and names[-1].startswith(_CPU) and part[:1].isdigit():
+            names[-1] += f",{part}"
         else:
-            named.append(part)
-    if not all(named):
+            names.append(part)
+    if not all(names):
         raise UsageError(f"--devices {text[:60]!r} names nothing between its commas", advice=_HOW)
-    return named
+    return names
 
 
 def _core_sets(named: Sequence[str]) -> tuple[Device, ...]:
@@ -78,10 +78,10 @@ def _core_sets(named: Sequence[str]) -> tuple[Device, ...]:
             )
         taken |= dict.fromkeys(cores, name)
         devices.append(Device("cpu", cores=cores))
-    for (a, one), (b, other) in pairwise(zip(named, devices, strict=True)):
-        if len(one.cores) != len(other.cores):
+    for (first_name, first), (second_name, second) in pairwise(zip(named, devices, strict=True)):
+        if len(first.cores) != len(second.cores):
             raise UsageError(
-                f"{a} has {count(len(one.cores), 'core')} and {b} has {len(other.cores)}",
+                f"{first_name} has {count(len(first.cores), 'core')} and {second_name} has {len(second.cores)}",
                 advice="the devices of a search must be equal.",
             )
     return tuple(devices)
@@ -94,12 +94,12 @@ def _cards(named: Sequence[str]) -> tuple[Device, ...]:
     if "all" in named and len(named) > 1:
         raise UsageError("--devices all leaves nothing to be named besides", advice=_HOW)
     devices = [resolve_device(f"cuda:{name}") for name in (_every() if named == ["all"] else named)]
-    seen: dict[str, Device] = {}
+    by_uuid: dict[str, Device] = {}
     for device in devices:
         card = _card(device)
-        if card.uuid in seen:
-            raise UsageError(f"{seen[card.uuid].name} and {device.name} are the same card", advice="name it once.")
-        seen[card.uuid] = device
+        if card.uuid in by_uuid:
+            raise UsageError(f"{by_uuid[card.uuid].name} and {device.name} are the same card", advice="name it once.")
+        by_uuid[card.uuid] = device
     _refuse_unequal(devices, "their figures would not compare: name equal cards, or search on one with --device.")
     allowed = allowed_cores()
     if len(allowed) < len(devices):
@@ -111,25 +111,25 @@ def _cards(named: Sequence[str]) -> tuple[Device, ...]:
 
 
 def _refuse_unequal(devices: Sequence[Device], advice: str) -> None:
-    for one, other in pairwise(devices):
-        if _kind(_card(one)) != _kind(_card(other)):
+    for first, second in pairwise(devices):
+        if _kind(_card(first)) != _kind(_card(second)):
             raise UsageError(
-                f"{one.name} and {other.name} differ: {_words(_card(one))}; {_words(_card(other))}", advice=advice
+                f"{first.name} and {second.name} differ: {_words(_card(first))}; {_words(_card(second))}", advice=advice
             )
 
 
 def cards_for(device: Device, ranks: int) -> list[str]:
-    """Return the UUIDs of the cards of a training, one for each rank: the device's, and those after it.
+    """Return the UUIDs of the cards for a training, one for each rank: the device's own and those after it.
 
     Raises:
-        ImpossibleError: there are not so many whole cards.
-        UsageError: they differ.
+        ImpossibleError: there are not enough whole cards.
+        UsageError: the cards differ.
     """
     if device.gpu is None:
         return []
     first = device.gpu.uuid
-    every = _every() if ranks > 1 else [first]
-    chosen = every[every.index(first) :][:ranks] if first in every else []
+    uuids = _every() if ranks > 1 else [first]
+    chosen = uuids[uuids.index(first) :][:ranks] if first in uuids else []
     if len(chosen) < ranks:
         raise ImpossibleError(
             f"{count(ranks, 'rank')} need as many cards, and from {device.name} on there are {len(chosen)}",
@@ -147,14 +147,14 @@ def cards_for(device: Device, ranks: int) -> list[str]:
 
 
 def cards_from(device: Device) -> int:
-    """Return how many cards a process sees from the device's on: of MIG instances one."""
+    """Return how many cards a process sees, counting from the device's own; one if that is a MIG instance."""
     assert device.gpu is not None
-    every = [] if device.gpu.profile else _every()
-    return len(every) - every.index(device.gpu.uuid) if device.gpu.uuid in every else 1
+    uuids = [] if device.gpu.profile else _every()
+    return len(uuids) - uuids.index(device.gpu.uuid) if device.gpu.uuid in uuids else 1
 
 
 def require_energy_counters(cards: Sequence[str]) -> None:
-    """Look whether each of these cards or MIG instances tells the energy that it uses.
+    """Check that each of these cards or MIG instances reports the energy that it uses.
 
     Raises:
         ImpossibleError: one does not.
@@ -175,15 +175,15 @@ def require_energy_counters(cards: Sequence[str]) -> None:
 
 
 def _every() -> list[str]:
-    """Return the UUIDs of all cards, and of the instances of those that are split by MIG."""
+    """Return the UUIDs of all cards, or of the instances of those that are split by MIG."""
     cards = gpus()
     if isinstance(cards, NvmlUnavailable):
-        return ["0"]  # resolving it says why there is no list
-    seen = visible(cards, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    found = [one.uuid for card in seen for one in (card.instances if card.mig else (card,))]
-    if not found:
+        return ["0"]  # resolving this device says why there is no list
+    shown = visible(cards, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    uuids = [device.uuid for card in shown for device in (card.instances if card.mig else (card,))]
+    if not uuids:
         raise UsageError("--devices all means all cards, and there is none to be seen", advice=_HOW)
-    return found
+    return uuids
 
 
 def _card(device: Device) -> Gpu:

@@ -20,7 +20,7 @@ from autotune.study.budget import SEARCH_SHARE
 
 #: Assumed time for start-up, first batch and warm-up of a small training, which a probe does not measure.
 START_S = 3.0
-#: Spaces with more configurations than this are estimated, not counted.
+#: The size of a space with more configurations than this is estimated, not counted.
 COUNT_UP_TO = 20_000
 _DRAWS = 20_000
 
@@ -72,16 +72,16 @@ def size_of(space: Space) -> tuple[int, bool]:
     rng = random.Random(0)
     weight = 0.0
     for _ in range(_DRAWS):
-        drawn = {n: rng.choice(values) for n, values in choices.items()}
-        config = canonical(drawn)
+        combination = {n: rng.choice(values) for n, values in choices.items()}
+        config = canonical(combination)
         if space.combination_refusal(config) is None:
             # A configuration with inactive knobs is drawn once for each of their values.
-            weight += 1 / prod(len(choices[n]) for n in drawn if n not in config)
+            weight += 1 / prod(len(choices[n]) for n in combination if n not in config)
     return round(whole * weight / _DRAWS), False
 
 
 def _first(setup: Setup, trial_s: float, count: int) -> tuple[Proposal, ...]:
-    """Ask the sampler for trials, and report to it the result that it expected of each."""
+    """Ask the sampler for trials, and report to it for each the result that it expected."""
     space, spec = setup.space, setup.run.spec
     search_s = SEARCH_SHARE * spec.budget_s
     sampler = AutoSampler(
@@ -97,19 +97,19 @@ def _first(setup: Setup, trial_s: float, count: int) -> tuple[Proposal, ...]:
     )
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(direction="maximize", sampler=sampler)
-    offered: dict[str, BaseDistribution] = dict(distributions(space))
+    all_distributions: dict[str, BaseDistribution] = dict(distributions(space))
 
     def tell(config: Config, rate: float) -> None:
-        offers = {n: offered[n] for n in config}
-        study.add_trial(optuna.trial.create_trial(params=dict(config), distributions=offers, value=rate))
+        chosen = {n: all_distributions[n] for n in config}
+        study.add_trial(optuna.trial.create_trial(params=dict(config), distributions=chosen, value=rate))
 
     # Only ratios of rates matter.
     tell(space.baseline, 1.0)
-    found: list[Proposal] = []
-    while len(found) < count:
+    proposals: list[Proposal] = []
+    while len(proposals) < count:
         proposal = sampler.look(study).proposal
         if proposal is None:
             break
-        found.append(proposal)
+        proposals.append(proposal)
         tell(proposal.config, proposal.predicted.rate_per_s)
-    return tuple(found)
+    return tuple(proposals)

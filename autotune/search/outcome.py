@@ -43,9 +43,9 @@ from autotune.study.budget import LEAST_LAUNCHES
 from autotune.study.history import seconds_by_purpose
 from autotune.study.request import command_of
 
-# The finding of a search: what its measurements allow to be said of the baseline, or why they allow nothing.
+# The finding of a search: what its measurements show about the baseline, or why they show nothing.
 
-#: With fewer configurations compared, that none was faster says nothing, unless there are no others.
+#: If fewer configurations were compared, that none was faster is not conclusive, unless there are no others.
 HANDFUL = 5
 _UNKNOWN = (TrialStatus.INTERRUPTED, TrialStatus.KILLED, TrialStatus.TIMEOUT)
 _EITHER = "a longer --budget, or a quieter machine, may tell them apart."
@@ -54,10 +54,10 @@ _QUIETER = "search again when the machine is quiet, or measure in spite of it wi
 
 @dataclass(frozen=True)
 class Conclusion:
-    """A finding, and for what is not proven why it is not and what to do, one sentence each.
+    """A finding, and if nothing is proven, why not and what to do, one sentence each.
 
     Attributes:
-        evidence: what something is likely by, as a phrase.
+        evidence: what makes it likely that something is faster, as a phrase.
     """
 
     finding: Finding
@@ -66,18 +66,18 @@ class Conclusion:
     evidence: str | None = None
 
     def likely_by(self, evidence: str | None) -> Conclusion:
-        """Return what is concluded if something is likely by this evidence, or nothing is."""
+        """Return the conclusion that something is likely to be faster by this evidence; unchanged if there is none."""
         return self if evidence is None else replace(self, finding=Finding.LIKELY, evidence=evidence)
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """What the trials and heats say of the configurations other than the baseline.
+    """What the trials and heats show about the configurations other than the baseline.
 
     Attributes:
-        tried: number of configurations with a rate of their own trial. measured: the same, and those that heats have
-            compared, if those tell of the training. failed: number of those that cannot run here.
-        disturbed: the last result of each configuration that others kept from being measured.
+        tried: number of configurations with a rate from a trial of their own. measured: the same, and those that heats
+            have compared, if heats are conclusive for the training. failed: number of those that cannot run here.
+        disturbed: the last result of each configuration whose measurement others prevented.
         everything: every legal configuration was measured, failed, or is ruled out by one that failed.
     """
 
@@ -90,15 +90,15 @@ class Coverage:
     @property
     def enough(self) -> bool:
         """Whether the comparisons suffice to say that nothing is faster."""
-        known = self.measured + self.failed
-        return self.everything or (known >= HANDFUL and known >= len(self.disturbed))
+        settled = self.measured + self.failed
+        return self.everything or (settled >= HANDFUL and settled >= len(self.disturbed))
 
 
 def coverage(space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat] = ()) -> Coverage:
     """Count what the trials and heats of a search compared with the baseline."""
     last = {key(t.config): t.result for t in trials if t.config and key(t.config) != key(space.baseline)}
     for trial in trials:
-        # A result is not taken back by an attempt that was cut short later.
+        # A later attempt that was cut short does not invalidate a result.
         if trial.config and key(trial.config) in last and _is_known(trial.result):
             last[key(trial.config)] = trial.result
     results = last.values()
@@ -106,66 +106,68 @@ def coverage(space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat] =
     entrants = [e for heat in compared for e in heat.heat.entrants]
     tried = {name for name, r in last.items() if r.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED)}
     ran = tried | {key(e.config) for e in entrants if e.ratio is not None} - {key(space.baseline)}
-    known = {name for name, result in last.items() if _is_known(result)} | ran | {key(space.baseline)}
-    known |= {key(e.config) for e in entrants if e.status not in _UNKNOWN}
+    settled = {name for name, last_result in last.items() if _is_known(last_result)} | ran | {key(space.baseline)}
+    settled |= {key(e.config) for e in entrants if e.status not in _UNKNOWN}
     lessons = Lessons()
     for entrant in entrants:
         lessons.learn(entrant.status, entrant.config, cannot_compile=entrant.cannot_compile, refuses=entrant.refuses)
     for trial in trials:
         if trial.config:
-            end = trial.result
-            lessons.learn(end.status, trial.config, cannot_compile=end.cannot_compile, refuses=end.refuses)
+            result = trial.result
+            lessons.learn(result.status, trial.config, cannot_compile=result.cannot_compile, refuses=result.refuses)
     return Coverage(
         tried=len(tried),
         measured=len(ran),
-        failed=len(known - ran) - 1,
+        failed=len(settled - ran) - 1,
         disturbed=tuple(r for r in results if r.status is TrialStatus.INTERRUPTED and r.transient),
-        everything=all(key(c) in known or lessons.rule_out(c) for c in space.grid()),
+        everything=all(key(c) in settled or lessons.rule_out(c) for c in space.grid()),
     )
 
 
 def _open(standings: Sequence[Standing], proof: Proof, *, by_rate: bool) -> str:
-    """Return, as a clause, why none of these is shown to be better than the baseline, by the best of them."""
+    """Return, as a clause about the best of these, why none of them is shown to be better than the baseline."""
     best = max(standings, key=lambda s: s.speedup if by_rate else s.score)
     if not by_rate:
         return f"trial {best.trial} may be better, and was not shown to be"
-    ran = f"trial {best.trial} ran at {ratio_text(best.speedup, best.speedup_ci95)} the baseline"
+    rate_clause = f"trial {best.trial} ran at {ratio_text(best.speedup, best.speedup_ci95)} the baseline"
     interval = f"95 %: {interval_text(best.speedup_ci95)}"
     if min(best.launches, proof.baseline.launches) < LEAST_LAUNCHES:
         interval = "one launch"
     elif best.speedup_ci95[0] > 1 and len(standings) > 1:
-        # Shown for it alone, and it was picked as the fastest.
-        return f"{ran} ({interval}); of {len(standings)} compared one may seem so by luck, and more launches tell"
-    return f"{ran} ({interval}), which is no proof of being faster"
+        # Its interval holds for a single comparison, but it was picked as the fastest of several.
+        return (
+            f"{rate_clause} ({interval}); of {len(standings)} compared one may seem so by luck, and more launches tell"
+        )
+    return f"{rate_clause} ({interval}), which is no proof of being faster"
 
 
 def _untried(
     space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat], checks: Sequence[TrainVerdict]
 ) -> HeatEntrant | None:
-    """Return an entrant that may be faster than the baseline, beside which it trained, and of whose device's part there
-    is no trial; ``None`` if there is none. What trains wrongly does not count."""
+    """Return an entrant that may be faster than the baseline of its own heat, and whose device's part has no trial;
+    ``None`` if there is none. What trains wrongly does not count."""
     lessons = Lessons()
     for verdict in checks:
         if verdict.passed is False:
             lessons.learn_wrong(verdict.config)
-    known = {key(device_part(t.config)) for t in trials if t.config and _is_known(t.result)}
+    tried = {key(device_part(t.config)) for t in trials if t.config and _is_known(t.result)}
     for heat in heats if is_device_bound(space, trials) else ():
         if heat.heat.side != "device":
             continue
         rows = {key(device_part(e.config)): e for e in heat.heat.entrants if e.ratio is not None}
-        own = rows.get(key(device_part(space.baseline)))
-        for part, one in rows.items():
-            # Who dropped out is behind somebody else of them.
-            left = one.status is TrialStatus.COMPLETE and part not in known and not lessons.is_wrong(one.config)
-            if own is not None and left and (one.ratio or 0.0) > MAY_BE_FASTER * (own.ratio or math.inf):
-                return one
+        baseline = rows.get(key(device_part(space.baseline)))
+        for part, entrant in rows.items():
+            # An entrant that dropped out is behind another one.
+            left = entrant.status is TrialStatus.COMPLETE and part not in tried and not lessons.is_wrong(entrant.config)
+            if baseline is not None and left and (entrant.ratio or 0.0) > MAY_BE_FASTER * (baseline.ratio or math.inf):
+                return entrant
     return None
 
 
 def _is_known(result: TrialResult) -> bool:
-    """Return whether a result says something of its configuration: it has a rate, or cannot run here.
+    """Return whether a result says something about its configuration: it has a rate, or cannot run here.
 
-    A timeout may be ours: a trial has at most the time that is left for searching.
+    A timeout may be autotune's own doing: a trial gets at most the time left for searching.
     """
     return result.status not in _UNKNOWN
 
@@ -183,12 +185,12 @@ def raise_if_nothing_compared(
     Raises:
         MachineError: others kept the machine too busy. NoVerdictError: there was no time.
     """
-    found = coverage(space, trials, heats)
-    if found.tried or (found.enough and not heats) or trials_asked == 1:
+    covered = coverage(space, trials, heats)
+    if covered.tried or (covered.enough and not heats) or trials_asked == 1:
         return
     nothing = "no verdict, because nothing but the baseline was measured"
-    if found.disturbed:
-        raise MachineError(f"{nothing}: {_disturbance(found)}", advice=_QUIETER)
+    if covered.disturbed:
+        raise MachineError(f"{nothing}: {_disturbance(covered)}", advice=_QUIETER)
     raise NoVerdictError(f"{nothing}: {stopped}", advice="allow it a longer --budget.")
 
 
@@ -196,35 +198,37 @@ def conclude(
     space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat], proof: Proof, *, by_rate: bool
 ) -> Conclusion:
     """Return the finding of a search whose proof is complete."""
-    own = key(space.baseline)
-    if any(key(s.config) != own for s in (proof.best, proof.best_same_batch)):
+    baseline = key(space.baseline)
+    if any(key(s.config) != baseline for s in (proof.best, proof.best_same_batch)):
         return Conclusion(Finding.FASTER)
-    found = coverage(space, trials, heats)
-    others = [s for s in proof.finalists if key(s.config) != own and s.trial not in proof.dropped]
+    covered = coverage(space, trials, heats)
+    others = [s for s in proof.finalists if key(s.config) != baseline and s.trial not in proof.dropped]
     if by_rate:
         open_ = [s for s in others if s.speedup_ci95[1] > MAY_BE_FASTER]
     else:
         open_ = [s for s in others if s.score > proof.baseline.score]
-    if not found.enough and len(found.disturbed) > found.measured + found.failed:
-        return Conclusion(Finding.OPEN, _disturbance(found), _QUIETER)
+    if not covered.enough and len(covered.disturbed) > covered.measured + covered.failed:
+        return Conclusion(Finding.OPEN, _disturbance(covered), _QUIETER)
     if open_ or proof.unproven:
-        # What was launched in turns comes first: it is the most promising, and most is known of it.
+        # What was launched in turns comes first: it is the most promising, and the most is known about it.
         ahead = [s for s in open_ if s.speedup > 1 or not (proof.unproven and by_rate)]
         clauses = [_open(ahead, proof, by_rate=by_rate)] if ahead else []
         if proof.unproven:
-            who = f"trial{'' if len(proof.unproven) == 1 else 's'} {listed([str(n) for n in proof.unproven])}"
+            names = f"trial{'' if len(proof.unproven) == 1 else 's'} {listed([str(n) for n in proof.unproven])}"
             clauses.append(
-                f"{who} may be faster{' as well' if ahead else ''}, and could not be launched again in turns with "
+                f"{names} may be faster{' as well' if ahead else ''}, and could not be launched again in turns with "
                 "the baseline"
             )
         return Conclusion(Finding.OPEN, "; ".join(clauses), _EITHER)
     untried = _untried(space, trials, heats, proof.checks)
     if by_rate and untried is not None:
-        what = describe(untried.config, space.baseline)
-        return Conclusion(Finding.OPEN, f"{what} computed faster in a heat, and no trial of it was made", _EITHER)
-    if not found.enough:
-        known = found.measured + found.failed
-        because = f"only {count(known, 'configuration')} {'was' if known == 1 else 'were'} compared with the baseline"
+        settings = describe(untried.config, space.baseline)
+        return Conclusion(Finding.OPEN, f"{settings} computed faster in a heat, and no trial of it was made", _EITHER)
+    if not covered.enough:
+        compared = covered.measured + covered.failed
+        because = (
+            f"only {count(compared, 'configuration')} {'was' if compared == 1 else 'were'} compared with the baseline"
+        )
         return Conclusion(Finding.OPEN, because, "allow more: a longer --budget, more --trials.")
     return Conclusion(Finding.KEEP)
 
@@ -246,10 +250,10 @@ class Course:
         stopped: why the search ended, one sentence.
         elapsed_s: the used part of the budget, in seconds.
         measured_s: seconds inside kept windows.
-        wait_s: seconds of waiting for a quiet device, which the budget does not count.
+        wait_s: seconds spent waiting for a quiet device, which the budget does not count.
         epoch_samples: samples between two epoch turns; ``None`` if unknown.
-        samples_read: by all launches together; ``None`` if a script trains.
-        more_s: seconds that a proof would take beyond those of the budget.
+        samples_read: samples read by all launches together; ``None`` if a script trains.
+        more_s: seconds that a proof would take beyond the budget.
     """
 
     trials: Sequence[Trial]
@@ -269,7 +273,7 @@ def outcome_of(setup: Setup, proof: Proof, course: Course, conclusion: Conclusio
     cpu = setup.probe.device == "cpu"
     open_ = conclusion.finding is Finding.OPEN
     unproven = open_ or conclusion.finding is Finding.LIKELY
-    # More time brings no more trials than were asked for.
+    # More time does not yield more trials than were requested.
     others = [s for s in proof.finalists if s.trial != proof.baseline.trial and s.trial not in proof.dropped]
     spent = open_ and not others and spec.trials is not None and len(course.trials) >= spec.trials
     return Outcome(
@@ -287,7 +291,7 @@ def outcome_of(setup: Setup, proof: Proof, course: Course, conclusion: Conclusio
         left=setup.run.subject.left(files),
         own_folders=own_folders(spec),
         folder=str(files.folder),
-        # What is not proven is not promised.
+        # An open finding promises nothing.
         profile=None if open_ else str(files.profile),
         objective=spec.objective,
         require=spec.require,
@@ -314,28 +318,28 @@ def outcome_of(setup: Setup, proof: Proof, course: Course, conclusion: Conclusio
         allow_busy=spec.allow_busy,
         ranks=setup.conditions.ranks,
         ledger=seconds_by_purpose(files, course.elapsed_s),
-        # `Proof` and `Outcome` have the same names for the results of the proof.
+        # `Proof` and `Outcome` use the same names for the results of the proof.
         **{name: value for name, value in vars(proof).items() if name != "unproven"},
     )
 
 
 def _trusted(proof: Proof) -> list[Standing]:
-    """Return the finalists that are known to train as the baseline does. Of a script, who is not ahead is not
-    checked."""
-    known = {number for verdict in proof.checks if verdict.passed for number in verdict.trials}
-    own = maths_part(proof.baseline.config)
-    return [s for s in proof.finalists if s.trial in known or maths_part(s.config) == own]
+    """Return the finalists that are known to train as the baseline does. Those of a script are checked only if they are
+    ahead."""
+    passed = {number for verdict in proof.checks if verdict.passed for number in verdict.trials}
+    baseline_maths = maths_part(proof.baseline.config)
+    return [s for s in proof.finalists if s.trial in passed or maths_part(s.config) == baseline_maths]
 
 
 def _break_even(best: Standing, finalists: Sequence[Standing], ranks: int) -> BreakEven | None:
     """Return when the compiled winner catches up with the best eager finalist, or ``None`` if it never does.
 
-    With start-up and first step f and rate r, n samples take f + n / r seconds; both are equal at
+    If start-up and first step take f seconds and the rate is r, n samples take f + n / r seconds. The two are equal at
     n = (f_compiled - f_eager) / (1 / r_eager - 1 / r_compiled).
     """
     if not compiles(best.config):
         return None
-    # Only figures from the same turns can be compared. The baseline is always among them.
+    # Only figures from the same turns can be compared. The baseline is always among the finalists.
     eager = max((s for s in finalists if not compiles(s.config)), key=lambda s: s.speedup, default=None)
     if eager is None or eager.speedup >= best.speedup:
         return None
@@ -351,23 +355,25 @@ def _break_even(best: Standing, finalists: Sequence[Standing], ranks: int) -> Br
 
 
 def why_no_more_workers(setup: Setup) -> str | None:
-    """Return why no more workers than the script's own were on offer, as a clause; ``None`` if they were, or if nothing
-    that was seen of it speaks against them."""
+    """Return, as a clause, why the space has no more workers than the script itself uses; ``None`` if it has, or if the
+    probe saw nothing that speaks against more."""
     space = setup.space
-    own = workers_of(space.baseline)
-    # A program's loader is its own: there is no such knob.
-    if WORKERS not in space.choices or any(workers_of({WORKERS: count}) > own for count in space.legal(WORKERS)):
+    script_workers = workers_of(space.baseline)
+    # A program has a loader of its own, so this knob does not exist.
+    if WORKERS not in space.choices or any(
+        workers_of({WORKERS: count}) > script_workers for count in space.legal(WORKERS)
+    ):
         return None
     return setup.probe.outside.get(WORKERS, {}).get(OTHERS)
 
 
 def edges_of(setup: Setup, proof: Proof) -> tuple[Edge, ...]:
-    """Return the numeric knobs whose value in the winner is the largest that was offered and that were shown to matter,
-    with the command that searches beyond."""
+    """Return the numeric knobs that were shown to matter and whose value in the winner is the largest that was offered,
+    each with the command that searches beyond it."""
     space, spec, best = setup.space, setup.run.spec, proof.best
     matter = {p.knob for p in proof.ablation if p.gain is not None and p.gain[1] > 1}
     waiting = any(b.trial == best.trial and b.limit is Limit.LOADER for b in proof.bottlenecks)
-    found = []
+    edges = []
     for name, value in best.config.items():
         knob = KNOBS.get(name)
         legal = space.legal(name) if name in space.choices else ()
@@ -384,8 +390,8 @@ def edges_of(setup: Setup, proof: Proof) -> tuple[Edge, ...]:
         if beyond:
             narrowed = {**spec.narrowed, name: tuple(spell(v) for v in (value, *beyond))}
             command = command_of(spec.model_copy(update={"narrowed": narrowed}))
-            found.append(Edge(knob=name, value=value, beyond=beyond, command=command))
-    return tuple(found)
+            edges.append(Edge(knob=name, value=value, beyond=beyond, command=command))
+    return tuple(edges)
 
 
 def profile_of(setup: Setup, outcome: Outcome, course: Course) -> Profile:
@@ -507,8 +513,8 @@ def _trains(outcome: Outcome) -> bool | None:
 
 def _same_data(outcome: Outcome) -> bool | None:
     """Whether the winner's loader delivers what the baseline's does; ``None`` if that was not compared."""
-    found = data_of(outcome, outcome.best)
-    return None if found is None else found.passed
+    verdict = data_of(outcome, outcome.best)
+    return None if verdict is None else verdict.passed
 
 
 def _headroom(outcome: Outcome) -> float | None:

@@ -43,24 +43,24 @@ from autotune.study.history import read_launches
 from autotune.workload.catalog import find_objective
 from autotune.workload.scoring import Scorer
 
-# Why a promise is not kept: what is different now, as far as it was seen.
+# Why a promise is not kept: what is observed to be different now.
 
-#: Rates of other moments differ by chance, by this many standard deviations of a launch at most.
+#: Rates measured at different times differ by chance, by at most this many standard deviations of a launch.
 _SCATTER = 3
-#: The part of the windows that a disturbance has to be seen in, to be named.
+#: A disturbance is reported if it is seen in more than this fraction of the windows.
 _OFTEN = 0.1
-#: Cores that others use without being named.
+#: Number of cores that others may use without being reported.
 _FEW_CORES = 0.1
-#: A change of the part of a step that is spent waiting, to be named.
+#: A larger change of the fraction of a step spent waiting is reported.
 _WAITS = 0.1
 
 Ratio = tuple[float, float, float]
 
 
 def slack(profile: Profile) -> float:
-    """Return the fraction by which a profile's rate may differ between today and another day, by chance alone.
+    """Return the fraction by which a profile's rate may differ between one day and another by chance alone.
 
-    Where the loader limits a training on a card, it scatters as the CPU does.
+    A training on a card that is limited by its loader scatters as one on the CPU does.
     """
     device = profile.conditions.device.partition(":")[0]
     waits = (profile.gives.loader_wait_fraction or 0.0) > _WAITS
@@ -74,28 +74,28 @@ def causes(
     launches: Sequence[Measurement],
     own: Sequence[Measurement],
 ) -> Iterator[str]:
-    """Tell what may have made a profile slower than promised, one sentence each, the surest first.
+    """Yield what may have made a profile slower than promised, one sentence each, the most certain first.
 
     Args:
         differences: rows ``(name, then, now)`` of what is different on this machine.
         baseline: ``(ratio, low, high)`` of the baseline's rate now over its rate then.
-        launches: all of now; own: those of the profile's configuration.
+        launches: all launches of the check; own: those of the profile's configuration.
     """
     yield from warnings_for(differences)
     yield from _disturbances([w for m in launches for w in (*m.windows, *m.discarded)])
-    waited = profile.gives.loader_wait_fraction
+    wait_then = profile.gives.loader_wait_fraction
     waits = [m.loader_wait_fraction for m in own if m.loader_wait_fraction is not None]
-    if waited is not None and waits and fmean(waits) > waited + _WAITS:
+    if wait_then is not None and waits and fmean(waits) > wait_then + _WAITS:
         now = percent_text(fmean(waits))
-        yield f"it waits for the loader for {now} of a step; when it was measured, {percent_text(waited)}."
+        yield f"it waits for the loader for {now} of a step; when it was measured, {percent_text(wait_then)}."
     if baseline is None:
         return
-    part, low, high = baseline
+    ratio, low, high = baseline
     allowed = slack(profile)
     if high < 1 - allowed:
-        yield f"the machine is slower: the baseline gives only {ratio_text(part)} of its rate then, too."
+        yield f"the machine is slower: the baseline gives only {ratio_text(ratio)} of its rate then, too."
     elif low > 1 - allowed:
-        yield f"the machine is as fast as then, within the usual scatter: the baseline gives {ratio_text(part)}."
+        yield f"the machine is as fast as then, within the usual scatter: the baseline gives {ratio_text(ratio)}."
 
 
 def _disturbances(windows: Sequence[Window]) -> Iterator[str]:
@@ -112,7 +112,7 @@ def _disturbances(windows: Sequence[Window]) -> Iterator[str]:
             yield f"{name} holds the card's clocks down."
 
 
-# The check of a profile's promise: its configuration and its baseline are launched again in turns.
+# The check of a profile's promise: its configuration and its baseline are launched again, in turns.
 
 #: Fraction of the promise that is wanted by default.
 AT_LEAST = 0.95
@@ -132,13 +132,14 @@ class Recheck:
         ratio: ``(ratio, low, high)`` of the speedup now over the promised one, or of the rates if there is no speedup.
         differences: rows ``(name, then, now)`` of what is different on this machine.
         failed: why the configuration could not be measured, as a clause; ``None`` if it was measured.
-        by_rate: rates were compared although there is a speedup, because none was promised.
-        unknown: it was not measured for a reason that is not its own, such as lack of time.
+        by_rate: rates were compared although there is a speedup, because no speedup was promised.
+        unknown: the configuration was not measured, for a reason other than itself, such as lack of time.
         rate_ratio: ``(ratio, low, high)`` of the rate now over the promised one.
-        slack: fraction by which rates of different moments may differ by chance.
+        slack: fraction by which rates measured at different times may differ by chance.
         sureness: the low end of the promised speedup's interval over the promised speedup.
-        another: what was launched is not what was promised: the profile was changed by hand, or the workload's code.
-        causes: what may have made it slower, one sentence each, the surest first.
+        another: what was launched is not what was promised: the profile was edited by hand, or the workload's code has
+            changed.
+        causes: what may have made it slower, one sentence each, the most certain first.
     """
 
     launches: int
@@ -159,34 +160,34 @@ class Recheck:
     def verdict(self, at_least: float) -> bool | None:
         """Whether at least this fraction of the promise is kept; ``None`` if the launches scatter too much to tell.
 
-        The speedup is compared, in which the machine's drift cancels. The rate may be lower by chance (`slack`), and no
-        more: on a machine that has become slower the speedup is kept, and the promised rate is not.
+        The speedup is compared, because the machine's drift cancels in it. The rate may be lower by chance (`slack`),
+        but no lower: on a machine that has become slower, the speedup is kept, but the promised rate is not.
         """
         if self.ratio is None:
             return None if self.unknown and not self.another else False
         if self.another or self.too_slow(at_least):
             return False
         if self.speedup is None or self.by_rate:
-            # The rates are from different moments, so no number of launches makes the interval narrow.
+            # The rates were measured at different times, so no number of launches narrows the interval.
             ratio, _, high = self.ratio
             wanted = at_least * (1 - self.slack)
             return False if high < wanted else True if ratio >= wanted else None
         return kept(self.ratio, at_least, sureness=self.sureness)
 
     def too_slow(self, at_least: float) -> bool:
-        """Whether the rate is so far below the promised one that chance does not explain it."""
+        """Whether the rate is further below the promised one than chance explains."""
         return self.rate_ratio is not None and self.rate_ratio[2] < at_least * (1 - self.slack)
 
 
 def kept(ratio: tuple[float, float, float], at_least: float, *, sureness: float = 1.0) -> bool | None:
     """Whether a promise is kept: False if the whole interval lies below what is wanted; True if the estimate does not
-    and the interval excludes that twice the tolerated part is missing; ``None`` if the interval is too wide for either.
+    and the interval excludes a shortfall of twice the tolerance; ``None`` if the interval is too wide for either.
 
-    A promise is an interval, and whatever lies in it was promised: wanted is ``at_least`` of its low end.
+    A promise is an interval, and any value in it was promised, so ``at_least`` times its low end is wanted.
 
     Args:
         ratio: ``(ratio, low, high)`` of what was measured over what was promised.
-        at_least: the fraction wanted; ``1 - at_least`` is tolerated.
+        at_least: the fraction wanted; a shortfall of ``1 - at_least`` is tolerated.
         sureness: the low end of the promise over the promise.
     """
     estimate, low, high = ratio
@@ -212,7 +213,7 @@ def recheck(
         spec: the request, from `request_for`.
         folder: the folder for the launches' files.
         at_least: the fraction of the promise that is wanted.
-        any_code: the figures decide, too, if the code is not what was measured, as where the user names it.
+        any_code: the figures decide even if the code is not what was measured, for example because the user names it.
 
     Raises:
         UsageError: the request cannot be carried out.
@@ -235,35 +236,35 @@ def recheck(
         launches = setup.launches()
         final = Final(setup.space, launches, scorer, env.observer, env.stop)
         baseline = _entrant(0, profile.baseline.configuration)
-        own = key(profile.configuration) == key(profile.baseline.configuration)
-        candidate = baseline if own else _entrant(profile.provenance.trial, profile.configuration)
-        race = Race(final, [baseline] if own else [baseline, candidate])
-        if own:
+        is_baseline = key(profile.configuration) == key(profile.baseline.configuration)
+        candidate = baseline if is_baseline else _entrant(profile.provenance.trial, profile.configuration)
+        race = Race(final, [baseline] if is_baseline else [baseline, candidate])
+        if is_baseline:
             for _ in range(_ALONE):
                 if race.round_s([baseline]) <= launches.budget.left_s:
                     race.round([baseline])
         else:
             race.run(spec.budget_s)
-            # The race ends at a fixed precision of the ratio, which may not be enough for this question.
+            # The race ends at a fixed precision of the ratio, which may not suffice to decide.
             while baseline.again:
-                found = _kept(profile, race.compared(), baseline, candidate, (), run.files)
-                if found.verdict(at_least) is not None or not _race_on(race):
+                result = _kept(profile, race.compared(), baseline, candidate, (), run.files)
+                if result.verdict(at_least) is not None or not _race_on(race):
                     break
         if not baseline.again:
             raise _no_baseline(_last(run.files, baseline))
-        found = _kept(profile, race.compared(), baseline, candidate, differences, run.files)
-        others = {PROFILE} if any_code else {PROFILE, CODE}
-        return replace(found, another=any(name in others for name, _, _ in differences))
+        result = _kept(profile, race.compared(), baseline, candidate, differences, run.files)
+        decisive = {PROFILE} if any_code else {PROFILE, CODE}
+        return replace(result, another=any(name in decisive for name, _, _ in differences))
 
 
 def _impossible(profile: Profile, refused: str, here: Fingerprint) -> Recheck:
     differences = tuple(differences_here(profile, here))
-    why = tuple(causes(profile, differences, None, (), ()))
-    return Recheck(0, None, None, None, None, differences, f"it cannot run here: {refused}", causes=why)
+    reasons = tuple(causes(profile, differences, None, (), ()))
+    return Recheck(0, None, None, None, None, differences, f"it cannot run here: {refused}", causes=reasons)
 
 
 def _race_on(race: Race) -> bool:
-    """Run another round, and return True, if there is time for one."""
+    """Run another round if there is time for one; return whether the race can go on."""
     if race.rounds >= MAX_ROUNDS or race.round_s(race.entrants) > race.final.launches.budget.left_s:
         return False
     race.round(race.entrants)
@@ -285,19 +286,19 @@ def request_for(
 
     Args:
         model: the model; empty for the profile's own. The same holds for ``args`` and ``data``.
-        command: the script that the profile is for, if it is for one. of_script: fields of the request that are said
-            of a script only, such as `StudySpec.flags`.
+        command: the script that the profile is for, if it is for one. of_script: fields of the request that apply only
+            to a script, such as `StudySpec.flags`.
 
     Raises:
-        UsageError: the profile was measured on a folder, and no folder is given; the profile's model has changed, and
-            no model is given; or both a model and a command are given.
+        UsageError: the profile was measured on a folder and no folder is given; the profile's model has changed and no
+            model is given; or both a model and a command are given.
     """
-    then, before = profile.conditions, profile.baseline.configuration
+    conditions, baseline = profile.conditions, profile.baseline.configuration
     refuse_behind_store(profile)
     if model and command is not None:
         raise UsageError("both --model and a command say what to train", advice="leave one of them out.")
-    kind = data or then.data
-    if kind == "folder":
+    data_kind = data or conditions.data
+    if data_kind == "folder":
         raise UsageError("the profile was measured on a folder of yours", advice="name the folder with --data DIR.")
     return StudySpec(
         name="verify",
@@ -307,26 +308,26 @@ def request_for(
         command=command,
         **(of_script or {}),
         args=args or profile.workload.args,
-        # Ignored by a workload that has its own data.
-        data="generated" if kind == "none" else kind,
-        device=then.device,
-        batch_size=samples_at_once(before),
-        global_batch=int(before["batch_size"]) * then.ranks if ACCUMULATION.name in before else None,
-        ranks=then.ranks,
-        image_size=then.image_size,
-        seed=then.seed,
+        # A workload that has its own data ignores this.
+        data="generated" if data_kind == "none" else data_kind,
+        device=conditions.device,
+        batch_size=samples_at_once(baseline),
+        global_batch=int(baseline["batch_size"]) * conditions.ranks if ACCUMULATION.name in baseline else None,
+        ranks=conditions.ranks,
+        image_size=conditions.image_size,
+        seed=conditions.seed,
         budget_s=budget_s,
         allow_busy=allow_busy,
-        baseline={name: spell(value) for name, value in before.items()},
+        baseline={name: spell(value) for name, value in baseline.items()},
         narrowed={name: (spell(value),) for name, value in profile.configuration.items()},
     )
 
 
 def refuse_behind_store(profile: Profile) -> None:
-    """Refuse to compare with a profile that holds for a simulated store.
+    """Refuse to compare with a profile that is valid only for a simulated store.
 
     Raises:
-        UsageError: it does.
+        UsageError: it is.
     """
     if profile.behind_store is not None:
         raise UsageError(
@@ -336,7 +337,7 @@ def refuse_behind_store(profile: Profile) -> None:
 
 
 def _entrant(number: int, config: Config) -> Entrant:
-    """Return an entrant without an earlier measurement. The first round shows how long its launches take."""
+    """Return an entrant that has no earlier measurement. The first round shows how long its launches take."""
     return Entrant(dict(config), Trial(number=number, config=config, result=_nothing(number)))
 
 
@@ -352,40 +353,40 @@ def _kept(
     differences: tuple[tuple[str, str, str], ...],
     files: StudyFiles,
 ) -> Recheck:
-    usual = compared.rate(baseline)
+    baseline_rate = compared.rate(baseline)
     gives, before = profile.gives, profile.baseline
     promised = stats.Rate(gives.samples_per_second, *gives.ci95)
-    machine = stats.speedup(usual, stats.Rate(before.samples_per_second, *before.ci95))
-    own = candidate.again
-    launches = own if candidate is baseline else [*own, *baseline.again]
-    found = Recheck(
+    baseline_ratio = stats.speedup(baseline_rate, stats.Rate(before.samples_per_second, *before.ci95))
+    own_launches = candidate.again
+    launches = own_launches if candidate is baseline else [*own_launches, *baseline.again]
+    result = Recheck(
         launches=len(candidate.again),
-        baseline=usual,
+        baseline=baseline_rate,
         rate=None,
         speedup=None,
         ratio=None,
         differences=differences,
         slack=slack(profile),
-        causes=tuple(causes(profile, differences, machine, launches, own)),
+        causes=tuple(causes(profile, differences, baseline_ratio, launches, own_launches)),
     )
     if not candidate.again:
         last = _last(files, candidate)
-        outside = last is None or ended_from_outside(last)
-        return replace(found, failed=_why_not(last), unknown=outside)
+        is_unknown = last is None or ended_from_outside(last)
+        return replace(result, failed=_why_not(last), unknown=is_unknown)
     rate = compared.rate(candidate)
-    part = stats.speedup(rate, promised)
+    rate_ratio = stats.speedup(rate, promised)
     if candidate is baseline:
-        return replace(found, rate=rate, ratio=part)
-    found = replace(found, rate=rate, rate_ratio=part)
+        return replace(result, rate=rate, ratio=rate_ratio)
+    result = replace(result, rate=rate, rate_ratio=rate_ratio)
     if not compared.in_turns(candidate, baseline):
-        return replace(found, failed="it was not measured in turns", unknown=True)
-    now = compared.ratio(candidate, baseline)
+        return replace(result, failed="it was not measured in turns", unknown=True)
+    speedup = compared.ratio(candidate, baseline)
     if gives.speedup is None:
-        # Launches of other moments: see `Recheck.verdict`.
-        return replace(found, speedup=now, ratio=part, by_rate=True)
-    ratio, low, high = (each / gives.speedup for each in now)
+        # The launches are from different times: see `Recheck.verdict`.
+        return replace(result, speedup=speedup, ratio=rate_ratio, by_rate=True)
+    ratio, low, high = (bound / gives.speedup for bound in speedup)
     sureness = 1.0 if gives.speedup_ci95 is None else min(1.0, gives.speedup_ci95[0] / gives.speedup)
-    return replace(found, speedup=now, ratio=(ratio, low, high), sureness=sureness)
+    return replace(result, speedup=speedup, ratio=(ratio, low, high), sureness=sureness)
 
 
 def _last(files: StudyFiles, one: Entrant) -> TrialResult | None:
@@ -399,7 +400,7 @@ def _why_not(result: TrialResult | None) -> str:
 
 
 def _no_baseline(result: TrialResult | None) -> AutotuneError:
-    what = f"the baseline could not be measured: {_why_not(result)}"
+    message = f"the baseline could not be measured: {_why_not(result)}"
     if result is not None and result.status is TrialStatus.INTERRUPTED:
-        return MachineError(what, advice=result.advice)
-    return WorkloadError(what, advice=result.advice if result else None, detail=result.evidence if result else None)
+        return MachineError(message, advice=result.advice)
+    return WorkloadError(message, advice=result.advice if result else None, detail=result.evidence if result else None)

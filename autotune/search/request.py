@@ -1,4 +1,4 @@
-"""Checks of a request before any process is started, and its device."""
+"""Checks of a request before any process is started, and the device that it names."""
 
 from __future__ import annotations
 
@@ -65,40 +65,40 @@ def check_request(spec: StudySpec) -> WorkloadRef:
 def _check_knob_names(spec: StudySpec, ref: WorkloadRef) -> None:
     """Raise `UnknownNameError` for a knob that is neither autotune's nor declared in the workload's file.
 
-    If the file does not tell its knobs, their names are checked after the probe.
+    If the knobs cannot be determined from the file, their names are checked after the probe.
     """
     declared = declared_knobs(Path(ref.path)) if ref.path is not None else None
     if declared is None:
         return
-    known = [*KNOBS, *(f"workload.{name}" for name in declared)]
+    choices = [*KNOBS, *(f"workload.{name}" for name in declared)]
     for name in [*spec.narrowed, *spec.fixed, *spec.baseline]:
         if name in declared and name not in KNOBS:
-            raise UnknownNameError("knob", name, known, advice=f"did you mean workload.{name}?")
-        if name not in known:
-            raise UnknownNameError("knob", name, known)
+            raise UnknownNameError("knob", name, choices, advice=f"did you mean workload.{name}?")
+        if name not in choices:
+            raise UnknownNameError("knob", name, choices)
 
 
 def request_for_space(spec: StudySpec, knobs: Mapping[str, tuple[Value, ...]] | None) -> SpaceRequest:
     """Return the values of ``--set``, ``--fix`` and ``--baseline``, parsed.
 
     Args:
-        knobs: the workload's own knobs; ``None`` before the probe, and their values then stay text.
+        knobs: the workload's own knobs; ``None`` before the probe, when their values stay text.
 
     Raises:
         UsageError: a knob or a value is unknown.
     """
-    whole, today = spec.rank_batch, {n: parse_value(n, text, knobs) for n, text in spec.baseline.items()}
-    if whole is not None and spec.batch_size is not None:
-        today[ACCUMULATION.name] = whole // spec.batch_size
+    rank_batch, baseline = spec.rank_batch, {n: parse_value(n, text, knobs) for n, text in spec.baseline.items()}
+    if rank_batch is not None and spec.batch_size is not None:
+        baseline[ACCUMULATION.name] = rank_batch // spec.batch_size
     return SpaceRequest(
         narrowed={
             n: tuple(dict.fromkeys(parse_value(n, text, knobs) for text in texts)) for n, texts in spec.narrowed.items()
         },
         fixed={n: parse_value(n, text, knobs) for n, text in spec.fixed.items()},
-        baseline=today,
-        batch_size=whole or spec.batch_size,
-        keep_batch_size=spec.keep_batch_size or whole is not None,
-        global_batch=whole,
+        baseline=baseline,
+        batch_size=rank_batch or spec.batch_size,
+        keep_batch_size=spec.keep_batch_size or rank_batch is not None,
+        global_batch=rank_batch,
         told=Subject.of(spec).told,
     )
 
@@ -114,28 +114,28 @@ def require_linux() -> None:
 def model_of(profile: Profile, typed: str) -> str:
     """Return the model to train with a profile: the one that the user named, or the profile's own.
 
-    A profile may come from anybody, so by itself it must not choose code to run: its file must still be what was
+    A profile may come from anybody, so it must not choose by itself which code is run: its file must still be what was
     measured, and a module cannot be compared without importing it.
 
     Raises:
         UsageError: no model is named, and the profile's is not known to be what was measured.
     """
-    own, named = profile.workload.model, printable(profile.workload.model)
-    if typed or is_named(own):
-        return typed or own
-    if profile.workload.path is None and profile.workload.module is None and STUDY_NAME.fullmatch(own):
+    model, model_text = profile.workload.model, printable(profile.workload.model)
+    if typed or is_named(model):
+        return typed or model
+    if profile.workload.path is None and profile.workload.module is None and STUDY_NAME.fullmatch(model):
         raise UsageError(
-            f"the profile is for a training script, {named}",
+            f"the profile is for a training script, {model_text}",
             advice="`autotune run` and `autotune verify` take its command behind --.",
         )
-    advice = f"say which code to train: --model {shlex.quote(named)}, if you trust it."
-    if not own.endswith(".py"):
+    advice = f"say which code to train: --model {shlex.quote(model_text)}, if you trust it."
+    if not model.endswith(".py"):
         raise UsageError(
-            f"the profile names code that cannot be compared with what was measured: {named}", advice=advice
+            f"the profile names code that cannot be compared with what was measured: {model_text}", advice=advice
         )
-    if find_workload(own, {}).sha256 != profile.workload.sha256:
-        raise UsageError(f"{named} has changed since the profile was measured, or is another file", advice=advice)
-    return own
+    if find_workload(model, {}).sha256 != profile.workload.sha256:
+        raise UsageError(f"{model_text} has changed since the profile was measured, or is another file", advice=advice)
+    return model
 
 
 @dataclass(frozen=True)
@@ -143,11 +143,11 @@ class Device:
     """The device of a search.
 
     Attributes:
-        name: in records, such as ``cpu`` or ``cuda:0``.
+        name: its name in records, such as ``cpu`` or ``cuda:0``.
         gpu: its description by NVML; ``None`` for a CPU.
-        remark: what the name does not tell, as a clause: why the CPU was taken although there is a card, or which MIG
+        remark: what the name does not tell, as a clause: why the CPU was chosen although there is a card, or which MIG
             instance this is.
-        cores: to which its launches are pinned, ascending; empty: to none.
+        cores: the cores that its launches are pinned to, ascending; empty if they are not pinned.
     """
 
     name: str
@@ -157,10 +157,10 @@ class Device:
 
 
 def resolve_device(asked: str) -> Device:
-    """Return the device that was asked for.
+    """Return the requested device.
 
     ``auto`` selects the first GPU if there is one. The probe finds out whether torch can use it; if it cannot, there is
-    no silent fallback to the CPU. Of a card that is split by MIG, the first instance is taken, as CUDA does.
+    no silent fallback to the CPU. If a card is split by MIG, its first instance is taken, as CUDA does.
 
     Raises:
         MachineError: the requested GPU does not exist, NVML does not answer, or the number is ambiguous.
@@ -177,19 +177,19 @@ def resolve_device(asked: str) -> Device:
     name = "cuda:0" if asked in ("auto", "cuda") else asked
     wanted = name.removeprefix("cuda:")
     # If the variable is set, a number is an index into its list.
-    named = [wanted] if variable is None else variable.split(",")
-    if _numbers_are_unclear(cards) and any(part.strip().isdigit() for part in named):
+    entries = [wanted] if variable is None else variable.split(",")
+    if _numbers_are_unclear(cards) and any(part.strip().isdigit() for part in entries):
         unclear = "which card is" if wanted.isdigit() else "whether CUDA_VISIBLE_DEVICES shows"
         raise MachineError(
             f"{unclear} {name} depends on CUDA_DEVICE_ORDER here, because the cards differ",
             advice="set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name cards by UUID, in CUDA_VISIBLE_DEVICES too; "
             "`autotune doctor` lists them.",
         )
-    seen = visible(cards, variable)
+    shown = visible(cards, variable)
     if wanted.isdigit():
-        gpu = seen[int(wanted)] if int(wanted) < len(seen) else None
+        gpu = shown[int(wanted)] if int(wanted) < len(shown) else None
     else:
-        gpu = next((d for d in with_instances(seen) if wanted in (d.uuid, d.old_uuid)), None)
+        gpu = next((d for d in with_instances(shown) if wanted in (d.uuid, d.old_uuid)), None)
     if gpu is None:
         restricted = f" with CUDA_VISIBLE_DEVICES={variable}" if variable is not None else ""
         raise MachineError(f"there is no {name}{restricted}", advice="`autotune doctor` lists the cards.")
@@ -202,7 +202,7 @@ def resolve_device(asked: str) -> Device:
     return Device(name, gpu, remark=f"MIG {gpu.profile}" if gpu.profile else None)
 
 
-#: First entries of CUDA_VISIBLE_DEVICES with which people and Slurm say that there is to be no card.
+#: First entries of CUDA_VISIBLE_DEVICES by which people and Slurm hide all cards.
 _NONE = ("", "-1", "NoDevFiles")
 
 
@@ -219,8 +219,8 @@ def _why_cpu(cards: list[Gpu] | NvmlUnavailable, variable: str | None) -> str | 
 
 
 def _numbers_are_unclear(cards: list[Gpu]) -> bool:
-    """Whether CUDA may number the GPUs differently from NVML.
+    """Return whether CUDA may number the GPUs differently from NVML.
 
-    NVML numbers them by their place on the bus. CUDA puts the fastest first, unless CUDA_DEVICE_ORDER says otherwise.
+    NVML numbers them by position on the bus. CUDA puts the fastest first, unless CUDA_DEVICE_ORDER says otherwise.
     """
     return os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID" and len({card.name for card in cards}) > 1

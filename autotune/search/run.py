@@ -44,7 +44,7 @@ class SearchResult:
     """The result of a search.
 
     Attributes:
-        written: the profile as written by this run; ``None`` if the study was already finished, or if there is none.
+        written: the profile written by this run; ``None`` if the study was already finished, or if there is no profile.
     """
 
     files: StudyFiles
@@ -71,12 +71,12 @@ def search_and_prove(
     Args:
         scorers: one for each objective; the first chooses the winner.
         first: configurations to try before others, in a new study.
-        before: what a study that goes on with a longer budget has found so far.
+        before: the outcome so far of a study that continues with a longer budget.
 
     Raises:
         MachineError: nothing but the baseline could be measured, because the machine was busy. The study can be
-            resumed, with its whole budget. NoVerdictError: the same because there was no time; it can be resumed with
-            more.
+            resumed with its whole budget.
+        NoVerdictError: the same, because there was no time. The study can be resumed with more.
         AutotuneError: see `autotune.base.errors`. Measurements made until then are in the study's folder.
     """
     run, space, scorer = setup.run, setup.space, scorers[0]
@@ -89,7 +89,7 @@ def search_and_prove(
     by_rate = rate_within is not None
     study = _study(setup, history, launches, scorers)
     study.recover()
-    # The database lacks the probes, which ran before it existed, and results whose rows a kill prevented.
+    # The database lacks the probes, which ran before it existed, and results whose rows a kill kept from being written.
     launches.running.tables.rebuild()
 
     def final(searched_s: float) -> Final:
@@ -107,7 +107,7 @@ def search_and_prove(
             cores=max(1, setup.host.cores // setup.conditions.ranks),
             epochs=run.spec.epochs,
             deliveries=setup.probe.deliveries,
-            # Elsewhere, the files are in other page caches.
+            # Workers elsewhere have page caches of their own.
             evict=lambda: not run.is_elsewhere and evicted(launches.conditions.data, run.env.clock),
         )
 
@@ -125,7 +125,7 @@ def search_and_prove(
             proof, evidence = with_likely(contest, proof, history.trials, history.heats, study.noise)
             conclusion = conclusion.likely_by(evidence)
     except InterruptedSearch as interrupted:
-        # What was proven before stays, and what cannot be written must not hide that the search was interrupted.
+        # What was proven before is kept, and a failure to write must not hide that the search was interrupted.
         if before is None or _has_more_to_prove(before):
             with contextlib.suppress(AutotuneError):
                 interrupted.so_far = _left_in_hand(setup, study, contests, final)
@@ -137,13 +137,13 @@ def search_and_prove(
         profile = profile_of(setup, outcome, course)
         write_profile(profile, run.files.profile)
     else:
-        # One of what was in hand when a search was interrupted.
+        # The profile may have been left by an interrupted search (see `_left_in_hand`).
         run.files.profile.unlink(missing_ok=True)
         write_profile(profile_of(setup, outcome, course), run.files.usual)
     # The outcome marks the study as finished, so it is written last.
     write_atomic(run.files.outcome, outcome.model_dump_json(indent=1))
     run.budget.save()
-    # What goes on needs the saved weights and the compiled code.
+    # A study that can continue needs the saved weights and the compiled code.
     for scratch in (run.files.checks, run.files.caches) if outcome.again is None else ():
         shutil.rmtree(scratch, ignore_errors=True)
     return SearchResult(run.files, outcome, profile)
@@ -152,7 +152,11 @@ def search_and_prove(
 def _course(
     setup: Setup, study: StudyLoop, launches: Launches, contest: Contest, stopped: str, likely: Standing | None
 ) -> Course:
-    """Return the course of a search. Args: likely: what is likely to be faster, if nothing is proven."""
+    """Return the course of a search.
+
+    Args:
+        likely: what is likely to be faster, if nothing is proven.
+    """
     run, measurement = setup.run, contest.race.baseline.trial.result.measurement
     return Course(
         trials=study.history.trials,
@@ -170,20 +174,20 @@ def _course(
 def _left_in_hand(
     setup: Setup, study: StudyLoop, contests: Sequence[Contest], final: Callable[[float], Final]
 ) -> str | None:
-    """Write the profile of what is likely to be faster when a search is interrupted; return it and its file as a
-    sentence, or ``None`` if nothing is likely."""
+    """Write the profile of what is likely to be faster when a search is interrupted; return a sentence about it and its
+    file, or ``None`` if nothing is likely."""
     history, baseline = study.history, study.baseline
     if baseline is None:
         return None
     contest = contests[-1] if contests else Contest(final(0.0), baseline)
     first = contest.race.compared().standing(contest.race.baseline)
     nothing = Proof(first, first, first, finalists=(first,))
-    ended = "the search was interrupted"
-    proof, evidence = with_likely(contest, nothing, history.trials, history.heats, study.noise, ended=ended)
+    stopped = "the search was interrupted"
+    proof, evidence = with_likely(contest, nothing, history.trials, history.heats, study.noise, ended=stopped)
     if evidence is None:
         return None
-    course = _course(setup, study, contest.race.final.launches, contest, ended, proof.best)
-    outcome = outcome_of(setup, proof, course, Conclusion(Finding.LIKELY, ended, evidence=evidence))
+    course = _course(setup, study, contest.race.final.launches, contest, stopped, proof.best)
+    outcome = outcome_of(setup, proof, course, Conclusion(Finding.LIKELY, stopped, evidence=evidence))
     write_profile(profile_of(setup, outcome, course), setup.run.files.profile)
     return f"{headline_of(outcome)} Its profile: {setup.run.files.profile}"
 
@@ -194,7 +198,7 @@ def _searched(
     """Search until something has won a contest, or no time is left; return why the search ended.
 
     Args:
-        contests: gets the contest as soon as there is one.
+        contests: receives the contest as soon as there is one.
 
     Raises:
         AutotuneError: as `search_and_prove`.
@@ -235,10 +239,10 @@ def _searched(
 
 
 def _lengthen(run: Run, history: History, before: Outcome | None) -> None:
-    """Let a study go on with the budget that it has now.
+    """Let a study continue with the budget that it has now.
 
     Args:
-        before: what it has found so far, if it gets more time.
+        before: its outcome so far, if it gets more time.
     """
     if read_request(run.files).budget_s != run.spec.budget_s:
         write_request(run.files, run.spec)
@@ -246,14 +250,14 @@ def _lengthen(run: Run, history: History, before: Outcome | None) -> None:
         if not _has_more_to_prove(before):
             history.reopen()
         if not run.files.checks.is_dir():
-            # The weights that its checks began with are gone.
+            # The weights with which its checks began are gone.
             for launch in run.files.launches.glob("check-*"):
                 shutil.rmtree(launch, ignore_errors=True)
         run.files.outcome.unlink(missing_ok=True)
 
 
 def _has_more_to_prove(outcome: Outcome) -> bool:
-    """Return whether something may be faster that is not proven to be."""
+    """Return whether something may be faster but is not proven to be."""
     others = [s for s in outcome.finalists if s.trial != outcome.baseline.trial and s.trial not in outcome.dropped]
     open_ = outcome.found is Finding.OPEN and any(s.speedup_ci95[1] > MAY_BE_FASTER for s in others)
     return outcome.found is Finding.LIKELY or open_
@@ -263,10 +267,10 @@ def _raise_if_nothing_fits(required: Requirements, trials: Sequence[Trial], base
     """Raise if no trial meets what is required.
 
     Raises:
-        InfeasibleError: with the nearest one.
+        InfeasibleError: none does; the error names the nearest one.
     """
-    seen = [m for t in trials if (m := t.result.measurement) is not None]
-    if required and not any(required.met_by([m]) for m in seen):
+    measurements = [m for t in trials if (m := t.result.measurement) is not None]
+    if required and not any(required.met_by([m]) for m in measurements):
         raise _nothing_fits(required, trials, baseline, {})
 
 
@@ -275,19 +279,19 @@ def _nothing_fits(
 ) -> InfeasibleError:
     measured = [(t, m) for t in trials if (m := t.result.measurement) is not None]
     trial, nearest = min(measured, key=lambda pair: required.excess([pair[1]]))
-    who = f"trial {trial.number}, {describe(trial.config, baseline)}"
-    why = unmet_text(required, [nearest]) or dropped.get(trial.number, "it is out")
+    title = f"trial {trial.number}, {describe(trial.config, baseline)}"
+    reason = unmet_text(required, [nearest]) or dropped.get(trial.number, "it is out")
     if required.met_by([nearest]):
-        return InfeasibleError(f"nothing that meets {required} is left", advice=f"{who}: {why}.")
+        return InfeasibleError(f"nothing that meets {required} is left", advice=f"{title}: {reason}.")
     return InfeasibleError(
         f"none of {count(len(measured), 'configuration')} that were measured meets {required}",
-        advice=f"the nearest is {who}: {why}. Search longer, require less, or widen the space with --set.",
+        advice=f"the nearest is {title}: {reason}. Search longer, require less, or widen the space with --set.",
     )
 
 
 def _contest_so_far(study: StudyLoop, final: Callable[[float], Final]) -> Contest | None:
-    """Return the contest as an earlier run of the study has left it; ``None`` if the search has not been taken up again
-    after one. Its launches have been made, so this takes no time."""
+    """Return the contest as an earlier run of the study left it; ``None`` if the search was not continued after a
+    contest. Its launches have already been made, so this takes no time."""
     history = study.history
     if not history.contests or study.baseline is None:
         return None
@@ -301,7 +305,7 @@ def _contest_so_far(study: StudyLoop, final: Callable[[float], Final]) -> Contes
 
 
 def _history(setup: Setup, first: Sequence[Config]) -> History:
-    """Return the study's history, bound to this machine and with a plan of the first trials."""
+    """Return the study's history, bound to this machine and with the first trials planned."""
     run = setup.run
     study = None if run.shared is None else open_shared(run.shared, run.spec, run.files)
     history = History(run.files, setup.space, study=study, objectives=len(run.spec.objectives))
@@ -323,11 +327,11 @@ def _study(setup: Setup, history: History, launches: Launches, scorers: Sequence
         scorers[0],
         run.env.observer,
         further=scorers[1:],
-        # Ours has one objective.
+        # Autotune's own sampler has one objective.
         sampler="tpe" if spec.sampler == "auto" and len(scorers) > 1 else spec.sampler,
         seed=spec.seed,
         trials=spec.trials,
-        # Pruning compares rates, which do not decide another objective.
+        # Pruning compares rates, which decide no other objective.
         prune=len(scorers) == 1 and scorers[0].facts.rate_within is not None,
         stop=run.env.stop,
         capacity_bytes=history.capacity_bytes,

@@ -61,13 +61,13 @@ from autotune.workload.contract import DEFAULT_BATCH_SIZE
 from autotune.workload.data import sets
 from autotune.workload.data import sets as data_sets
 
-# What a search begins with: data in the page cache, winners of others.
+# What a search begins with: data in the page cache, and the winners of other studies.
 
 # Warm start: the winners of earlier studies are tried first.
 
-#: Maximum number of such configurations. Each costs a trial, and the sampler knows what usually wins without them.
+#: Maximum number of such configurations. Each costs a trial, and the sampler knows without them what usually wins.
 MAX_WARM = 3
-#: Maximum number from a forked study, which has measured the same workload.
+#: Maximum number of configurations from a forked study, which has measured the same workload.
 MAX_FORKED = 5
 
 
@@ -89,33 +89,33 @@ def winners_elsewhere(
     files: StudyFiles, spec: StudySpec, space: Space, say: Callable[[str], None]
 ) -> list[dict[str, Value]]:
     """Return the winners of earlier studies of the same training in the same folder, on any hardware, as configurations
-    of this space. What was only likely to be faster is none. Studies that cannot be read are skipped.
+    of this space. A configuration that was only likely to be faster does not count. Unreadable studies are skipped.
 
     Args:
         say: called once with a sentence that names the studies.
     """
-    found: dict[str, tuple[str, dict[str, Value]]] = {}
+    winners: dict[str, tuple[str, dict[str, Value]]] = {}
     for name, then, outcome in _others(files):
         best = space.completed(outcome.best.config)
         won = outcome.evidence is None and key(outcome.best.config) != key(outcome.baseline.config)
         legal = space.refusal(best) is None and key(best) != key(space.baseline)
         if _is_alike(then, spec) and then.objective == spec.objective and won and legal:
-            found.setdefault(key(best), (name, best))
-    chosen = list(found.values())[:MAX_WARM]
+            winners.setdefault(key(best), (name, best))
+    chosen = list(winners.values())[:MAX_WARM]
     if chosen:
         say(f"trying first what won in {', '.join(name for name, _ in chosen)}")
     return [config for _, config in chosen]
 
 
 def _is_alike(one: StudySpec, other: StudySpec) -> bool:
-    """Return whether two studies are of the same training: of scripts, many are called train.py."""
+    """Return whether two studies are of the same training. The folder counts: many scripts are called train.py."""
     commands = [None if c is None else (c.folder, *c.words) for c in (one.command, other.command)]
     return one.model == other.model and one.args == other.args and commands[0] == commands[1]
 
 
 def _others(files: StudyFiles) -> Iterator[tuple[str, StudySpec, Outcome]]:
     """Return the other finished studies in the folder, newest first."""
-    found = []
+    studies = []
     for request in files.folder.parent.glob("*/study.yaml"):
         other = StudyFiles(request.parent)
         if other.folder == files.folder or not other.outcome.is_file():
@@ -123,11 +123,11 @@ def _others(files: StudyFiles) -> Iterator[tuple[str, StudySpec, Outcome]]:
         # A damaged study must not prevent this search.
         with contextlib.suppress(AutotuneError, OSError, ValueError):
             outcome = Outcome.model_validate_json(other.outcome.read_text())
-            found.append((other.name, read_request(other), outcome))
-    return iter(sorted(found, key=lambda one: one[1].created, reverse=True))
+            studies.append((other.name, read_request(other), outcome))
+    return iter(sorted(studies, key=lambda study: study[1].created, reverse=True))
 
 
-# Makes the data of a search ready: generated photographs, a slow store, the page cache.
+# Preparing the data of a search: generated photographs, a slow store, the page cache.
 
 #: Time limit for dropping data from the page cache, in seconds.
 EVICT_S = 20.0
@@ -146,10 +146,10 @@ def generated(observer: Observer, clock: Clock, raise_if_stopped: Callable[[], N
 
 
 def behind_store(spec: StudySpec, data: DataRef) -> DataRef:
-    """Return the data with the slow store that is to be in front of it, if there is one.
+    """Return the data with the slow store that the request puts in front of it, if any.
 
     Raises:
-        UsageError: there are no files for it to hold, or there is a cache and no store.
+        UsageError: the store has no files to hold, or a cache is requested without a store.
     """
     store = spec.store
     if store is None:
@@ -162,8 +162,8 @@ def behind_store(spec: StudySpec, data: DataRef) -> DataRef:
             advice="--data DIR, or a workload that uses the generated photographs.",
         )
     if spec.store_cache_bytes is not None:
-        held = min(1.0, spec.store_cache_bytes / max(1, sets.size_bytes(Path(data.path))))
-        store = store.model_copy(update={"cached": held})
+        fraction = min(1.0, spec.store_cache_bytes / max(1, sets.size_bytes(Path(data.path))))
+        store = store.model_copy(update={"cached": fraction})
     return data.model_copy(update={"store": store})
 
 
@@ -173,10 +173,10 @@ def evicted(data: DataRef, clock: Clock) -> bool:
 
 
 def warmed(data: DataRef, observer: Observer, clock: Clock) -> DataRef:
-    """Read the data's files once, so that the first launch does not read slower than the last; return the data with the
-    state of the page cache."""
+    """Read the data's files once, so that the first launch does not read them more slowly than the last; return the
+    data with the state of the page cache."""
     if data.path is None:
-        # Only the workload knows where data of its own comes from.
+        # Only the workload knows where its own data comes from.
         return data.model_copy(update={"page_cache": "unknown" if data.kind == "none" else None})
     state = page_cache.warm(Path(data.path), clock=clock)
     if state == "cold":
@@ -188,7 +188,7 @@ def warmed(data: DataRef, observer: Observer, clock: Clock) -> DataRef:
 
 # What a search needs before its first trial.
 
-# The outside world of a search, and a run of a study in it: its launcher, devices, budget and database.
+# The outside world of a search, and one run of a study in it, with its launcher, devices, budget and database.
 
 
 _GOES_ON = "nothing is lost; `autotune resume` goes on once it answers."
@@ -203,11 +203,11 @@ class Environment:
     Attributes:
         observer: receives the progress.
         stop: returns the number of the signal that asks the search to end, or ``None``. Called a few times a second.
-        launcher: makes the launcher of a study from the mark of its processes and the number of its devices; of several
-            devices, `Lanes`.
-        page: writes the page of a finished study, which is called so in commands; returns why it could not.
+        launcher: makes the launcher of a study from the mark of its processes and the number of its devices; `Lanes` if
+            there are several devices.
+        page: writes the page of a finished study, given what commands call the study; returns why it could not.
         workers: makes the workers of a study that launches elsewhere, from its request and the mark of its processes.
-            ``None``: here no search can have any.
+            ``None``: no search can have workers in this environment.
     """
 
     observer: Observer
@@ -236,9 +236,9 @@ class Run:
     """One run of a study, which a later run may continue.
 
     Attributes:
-        devices: of its launches.
-        away: what the first worker has, if launches run elsewhere.
-        shared: the study in a database that several machines share; ``None`` for its own file.
+        devices: the devices of its launches.
+        away: facts of the first worker, if launches run elsewhere.
+        shared: the study in a database that several machines share; ``None`` if the study has a file of its own.
     """
 
     files: StudyFiles
@@ -268,8 +268,8 @@ class Run:
 
     @property
     def host(self) -> Host:
-        """What one device may use of the machine. Sizes of all memory stay those of the machine, which is what a later
-        training is compared with."""
+        """What one device may use of the machine. Total memory sizes stay those of the machine, with which a later
+        training is compared."""
         if self.away is not None:
             return self.away.host
         host, cores = read_host(), sum(len(device.cores) for device in self.devices)
@@ -277,7 +277,7 @@ class Run:
         return host.part(len(self.devices))
 
     def launches(self, conditions: LaunchConditions) -> Launches:
-        """Return the launches under these conditions, whose time the budget counts."""
+        """Return the launches under these conditions. The budget counts their time."""
         return Launches(
             self.files,
             conditions,
@@ -305,19 +305,19 @@ class Run:
         self.budget.pause()
         began = self.env.clock.now()
         try:
-            found = work()
-            return found, self.env.clock.now() - began
+            result = work()
+            return result, self.env.clock.now() - began
         finally:
             self.budget.resume()
 
 
 @contextlib.contextmanager
 def run_of(files: StudyFiles, spec: StudySpec, ref: WorkloadRef, env: Environment) -> Iterator[Run]:
-    """Yield a run. At the end its launcher is closed and its observer notified.
+    """Yield a run. At the end, its launcher is closed and its observer is notified.
 
     Raises:
-        MachineError: the device does not exist, the study's used budget cannot be read, or the database that it is
-            to be stored in cannot be used.
+        MachineError: the device does not exist, the budget that the study has used cannot be read, or the database
+            that is to store the study cannot be used.
     """
     with contextlib.ExitStack() as ends, kept_open():
         ends.callback(env.observer.ends)
@@ -335,13 +335,13 @@ def run_of(files: StudyFiles, spec: StudySpec, ref: WorkloadRef, env: Environmen
             return
         if env.workers is None:
             raise UsageError(f"--on {spec.on} is for `autotune search` and `autotune resume`", advice="leave it out.")
-        then = read_conditions(files)
+        earlier = read_conditions(files)
         assert isinstance(env.clock, SystemClock | VirtualClock)
-        known = None if then is None else then.fingerprint
-        lanes = RemoteLanes(env.workers(spec, mark), files.folder, env.clock, env.observer.says, known)
+        fingerprint_before = None if earlier is None else earlier.fingerprint
+        lanes = RemoteLanes(env.workers(spec, mark), files.folder, env.clock, env.observer.says, fingerprint_before)
         ends.callback(lanes.close)
         run = Run(files, spec, ref, env, lanes, budget, (), shared=shared)
-        # What the first worker waits for is not the search's time.
+        # The search's time does not include waiting for the first worker.
         facts, _ = run.uncounted(lambda: lanes.first(run.raise_if_stopped))
         devices = (Device(facts.device, facts.gpu, cores=facts.cores),) * lanes.count
         yield replace(run, devices=devices, away=facts)
@@ -349,9 +349,9 @@ def run_of(files: StudyFiles, spec: StudySpec, ref: WorkloadRef, env: Environmen
 
 # The setup of a search before its first trial: data, probe and legal space.
 
-#: Batches that are repeated where a data set keeps what it has made.
+#: Number of batches to repeat if a data set caches its samples.
 _REPEATED = 16
-#: A verdict takes about as many launches as long as the probe, at least.
+#: A verdict takes at least about this many launches, each as long as the probe.
 _LAUNCHES = 6
 #: The objective that needs the energy counters of all cards.
 _ENERGY = "energy"
@@ -378,16 +378,16 @@ class Setup:
     def capacity_bytes(self) -> int | None:
         """Device memory that a training may use, in bytes; ``None`` if unknown."""
         probe = self.probe
-        own = (
+        device_limit = (
             self.host.available_bytes // self.conditions.ranks
             if probe.device == "cpu"
             else probe.device_free_bytes or probe.device_memory_bytes
         )
-        known = [limit for limit in (self.run.spec.memory_limit_bytes, own) if limit is not None]
-        return min(known, default=None)
+        limits = [limit for limit in (self.run.spec.memory_limit_bytes, device_limit) if limit is not None]
+        return min(limits, default=None)
 
     def launches(self) -> Launches:
-        """Return the launches of the search, whose time the budget counts."""
+        """Return the launches of the search. The budget counts their time."""
         return self.run.launches(self.conditions)
 
 
@@ -395,7 +395,8 @@ def set_up(run: Run, *, measuring: bool = True) -> Setup:
     """Probe the workload for the data it needs, provide the data, probe again with it, and build the legal space.
 
     Args:
-        measuring: whether measurements will follow: then the observer is notified, and the data's files are read once.
+        measuring: whether measurements will follow. If so, the observer is notified, and the data's files are read
+            once.
 
     Raises:
         UsageError: the request cannot be carried out on this machine.
@@ -411,7 +412,7 @@ def set_up(run: Run, *, measuring: bool = True) -> Setup:
         data, warm_s = run.uncounted(lambda: _warmed(run, conditions.data))
         conditions, data_s = replace(conditions, data=data), data_s + warm_s
     host, ranks = run.host, conditions.ranks
-    # A rank has its part of the machine.
+    # Each rank has its share of the machine.
     probe = probe.model_copy(update={"ranks": ranks, "cores": max(1, probe.cores // ranks)}) if ranks > 1 else probe
     space = build_space(probe, host.part(ranks), request_for_space(run.spec, probe.workload_knobs))
     if space.shm_sentence is not None:
@@ -422,35 +423,35 @@ def set_up(run: Run, *, measuring: bool = True) -> Setup:
 
 
 def _alone(run: Run) -> str | None:
-    """Return that a script sees one card of several; ``None`` if its command says how many it takes."""
+    """Return the sentence that a script sees one card of several; ``None`` if its command says how many it takes."""
     words = run.subject.words
     if not words or run.target.gpu is None or run.away is not None or ranks_told(words) is not None:
         return None
-    seen = cards_seen()
+    cards = cards_seen()
     return (
-        f"the script sees one of {seen} cards, because its command does not say that it starts several ranks"
-        if seen > 1
+        f"the script sees one of {cards} cards, because its command does not say that it starts several ranks"
+        if cards > 1
         else None
     )
 
 
 def _warmed(run: Run, data: DataRef) -> DataRef:
     if run.away is not None and data.path is not None:
-        # Each worker reads the files before its first launch, as far as they fit.
+        # Each worker reads the files before its first launch, as many as fit.
         return data.model_copy(update={"page_cache": "cold"})
     return warmed(data, run.env.observer, run.env.clock)
 
 
 def _knowing(command: CommandRef | None, probe: Probe, space: Space) -> CommandRef | None:
-    """Return a command that knows what it does without flags of its own: what was seen, or else is the baseline's; and
-    whether its data set is to be seen as in later epochs."""
+    """Return the command with the values that its flags have when they are not given (those that the probe observed,
+    or else the baseline's), and with whether its data set is to be seen as in later epochs."""
     if command is None:
         return None
-    known = {**space.baseline, **(probe.own or {})}
-    own = {flag.knob: known[flag.knob] for flag in flags_of(command.flags) if flag.knob in known}
-    kept = probe.deliveries is not None and stats.first_epoch_more_s(probe.deliveries) is not None
-    seen = {"own": own, "repeats": _REPEATED if kept else None, "view": probe.view_refused is None}
-    return command.model_copy(update=seen)
+    values = {**space.baseline, **(probe.own or {})}
+    own = {flag.knob: values[flag.knob] for flag in flags_of(command.flags) if flag.knob in values}
+    is_cached = probe.deliveries is not None and stats.first_epoch_more_s(probe.deliveries) is not None
+    update = {"own": own, "repeats": _REPEATED if is_cached else None, "view": probe.view_refused is None}
+    return command.model_copy(update=update)
 
 
 def first_headline(run: Run) -> str:
@@ -463,13 +464,13 @@ def first_headline(run: Run) -> str:
 
 def _headline(run: Run, conditions: LaunchConditions, probe: Probe) -> str:
     ranks = run.spec.ranks
-    together = f" in each of {ranks} ranks" if ranks > 1 else ""
-    # Without a loader nothing tells how many samples a step has.
+    per_rank = f" in each of {ranks} ranks" if ranks > 1 else ""
+    # Without a loader, nothing says how many samples a step has.
     by_steps = conditions.batch_size == 1 and probe.own is not None and WORKERS not in probe.own
-    parts = [first_headline(run), *([] if by_steps else [f"batch {conditions.batch_size}{together}"])]
+    parts = [first_headline(run), *([] if by_steps else [f"batch {conditions.batch_size}{per_rank}"])]
     if conditions.image_size is not None:
-        chosen = "" if run.spec.image_size else f" (the default on {'a CPU' if probe.device == 'cpu' else 'a GPU'})"
-        parts.append(f"images of {conditions.image_size} px{chosen}")
+        default = "" if run.spec.image_size else f" (the default on {'a CPU' if probe.device == 'cpu' else 'a GPU'})"
+        parts.append(f"images of {conditions.image_size} px{default}")
     store = conditions.data.store
     behind = "" if store is None else f" behind a store ({store.words})"
     parts.append(f"data {conditions.data.kind if conditions.data.kind != 'none' else 'of its own'}{behind}")
@@ -477,7 +478,7 @@ def _headline(run: Run, conditions: LaunchConditions, probe: Probe) -> str:
 
 
 def _first_conditions(run: Run) -> LaunchConditions:
-    """Return the conditions of the first probe, in which the workload reports the data it needs."""
+    """Return the conditions of the first probe, in which the workload reports what data it needs."""
     spec = run.spec
     return LaunchConditions(
         workload=run.ref,
@@ -510,7 +511,7 @@ def _place(device: Device, ranks: int = 1) -> Place:
 
 
 def _probed(run: Run) -> tuple[LaunchConditions, Probe, float]:
-    """Return the conditions of further launches, the probe's result, and the seconds spent on making data."""
+    """Return the conditions of further launches, the probe's result, and the seconds spent making data."""
     spec, made_s = run.spec, 0.0
     conditions = _first_conditions(run)
     if _ENERGY in spec.objectives and run.target.gpu is not None and run.away is None:
@@ -523,14 +524,14 @@ def _probed(run: Run) -> tuple[LaunchConditions, Probe, float]:
     if probe.wants_data is not None and not conditions.data.identity:
         if spec.data == "generated":
             env = run.env
-            # The budget does not count the seconds, because the data is made once for all studies.
+            # The budget does not count this time, because the data is made once for all studies.
             data, made_s = run.uncounted(lambda: generated(env.observer, env.clock, run.raise_if_stopped))
         else:
             data = data_sets.folder(absolute(spec.data))
         conditions = replace(conditions, data=data)
         probe = _probe(run, "probe-2", conditions)
     elif conditions.data.path is not None and not conditions.data.identity:
-        # The workload has read a sample from it, in whatever layout that is.
+        # The workload has read a sample from the folder, whatever the folder's layout.
         conditions = replace(conditions, data=data_sets.tree(Path(conditions.data.path)))
     conditions = replace(conditions, data=behind_store(spec, conditions.data))
     default_size = probe.cpu_image_size if probe.device == "cpu" else probe.default_image_size
@@ -558,15 +559,15 @@ def _source(run: Run, probe: Probe) -> SourceWatch | None:
 
 def _probe(run: Run, name: str, conditions: LaunchConditions) -> Probe:
     _, earlier = read_launch(run.files.launch(name))
-    # What decides more than the rate, such as memory, shows in processes of their own.
+    # Criteria other than the rate, such as memory, need a process of their own per launch.
     keep = run.spec.objectives == ("throughput",) and not run.required
     result = run.launches(conditions).probe(name, keep=keep)
     run.raise_if_stopped()
     if result.probe is None or result.status is not TrialStatus.COMPLETE:
         raise _probe_error(run, result)
     if earlier is not None and earlier.probe is not None and earlier.probe.images_vary is not None:
-        # A look at samples, which takes a limited time and sees more of them once they are in the page cache. The space
-        # of a study that is resumed follows from the first one.
+        # Whether images vary follows from a look at samples, which is limited in time and sees more of them once they
+        # are in the page cache. The space of a resumed study follows from its first look.
         return result.probe.model_copy(update={"images_vary": earlier.probe.images_vary})
     return result.probe
 
@@ -574,7 +575,7 @@ def _probe(run: Run, name: str, conditions: LaunchConditions) -> Probe:
 def _probe_error(run: Run, result: TrialResult) -> AutotuneError:
     ref, cause = run.ref, result.cause or f"ended as {result.status}"
     if result.status is TrialStatus.INTERRUPTED:
-        # Nobody has asked the search to end; that has been looked at.
+        # No signal asked the search to end: that has been checked before.
         return NoVerdictError(
             f"the budget was spent before {ref.name} had begun to train",
             advice=f"go on with: {resume_command(study_argument(run.files), _LAUNCHES * result.wall_s)}",

@@ -1,4 +1,4 @@
-"""Names and folders of studies: which a new one gets, and how an existing one is found."""
+"""Names and folders of studies: how a new study gets them, and how an existing study is found."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from autotune.base.records import StudySpec, WorkloadRef
 from autotune.study.budget import refuse_reserved
 
 STUDY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-#: Stands for the study that was begun last.
+#: Stands for the study that was started last.
 NEWEST = ""
-#: Of the seconds that something is expected to take, and the steps in which they are told.
+#: The factor by which expected seconds are increased, and the multiple to which they are rounded up.
 _AMPLE, _STEP_S = 1.2, 30
-#: File systems take 255 bytes in a name, and names of numbered studies and of exports are longer than this.
+#: Maximum length of a name. File systems allow 255 bytes, and numbered studies and exports add to the name.
 MAX_NAME = 200
 
 
 def check_study_name(name: str) -> None:
-    """Refuse a name that is not a valid folder name on every system. The empty name, which asks for a number, passes.
+    """Refuse a name that is not a valid folder name on every system. The empty name, which requests a number, passes.
 
     Raises:
         UsageError: the name is invalid.
@@ -37,10 +37,10 @@ def check_study_name(name: str) -> None:
 
 
 def require_utf8(path: Path) -> None:
-    """Refuse a path that is not valid UTF-8: it could not be written to ``study.yaml``, a profile or a page.
+    """Refuse a path that is not valid UTF-8, because it could not be written to ``study.yaml``, a profile or a page.
 
     Raises:
-        UsageError: it is not.
+        UsageError: the path is not valid UTF-8.
     """
     try:
         str(path).encode()
@@ -52,10 +52,10 @@ def require_utf8(path: Path) -> None:
 
 
 def new_folder(spec: StudySpec, ref: WorkloadRef, studies: Path, taken: Collection[str] = ()) -> StudyFiles:
-    """Make the folder of a new study, with a numbered name, which is not among the taken ones, if the request has none.
+    """Make the folder of a new study. If the request has no name, the study gets a numbered one that is not taken.
 
     Raises:
-        UsageError: the name is taken, kept for a job of the daemon, or invalid.
+        UsageError: the name is taken, reserved for a job of the daemon, or invalid.
         MachineError: the folder cannot be made.
     """
     require_utf8(studies.absolute())
@@ -67,7 +67,7 @@ def new_folder(spec: StudySpec, ref: WorkloadRef, studies: Path, taken: Collecti
         files = StudyFiles((studies / spec.name).absolute())
         files.folder.mkdir(exist_ok=True)
         refuse_reserved(files, spec.mark)
-        # An empty folder is left by a search that was killed before it wrote its request. It has nothing to resume.
+        # A search that was killed before it wrote its request leaves an empty folder, with nothing to resume.
         if any(path != files.reservation for path in files.folder.iterdir()):
             raise UsageError(
                 f"study {spec.name!r} exists already",
@@ -81,10 +81,10 @@ def new_folder(spec: StudySpec, ref: WorkloadRef, studies: Path, taken: Collecti
 
 
 def numbered_folder(name: str, studies: Path) -> StudyFiles:
-    """Make a folder of that name and the next free number.
+    """Make a folder with this name and the next free number.
 
     Raises:
-        UsageError: the name of the folder of all studies is no text.
+        UsageError: the path of the studies' folder is not valid UTF-8.
         MachineError: the folder cannot be made.
     """
     require_utf8(studies.absolute())
@@ -107,32 +107,32 @@ def _numbered(name: str, studies: Path, taken: Collection[str] = ()) -> StudyFil
 
 
 def find_study(name: str, studies: Path) -> StudyFiles:
-    """Find a study by its name, or by its folder's path; `NEWEST` is that which was begun last.
+    """Find a study by its name or its folder's path; `NEWEST` is the one started last.
 
     Raises:
         UnknownNameError: there is no such study.
     """
-    begun = [f for f in studies.glob("*/study.yaml") if f.is_file()]
+    requests = [f for f in studies.glob("*/study.yaml") if f.is_file()]
     if name == NEWEST:
-        if not begun:
+        if not requests:
             raise UsageError(f"{studies} holds no study yet", advice="--studies-dir names another folder.")
-        return StudyFiles(max(begun, key=lambda f: (f.stat().st_mtime, f.parent.name)).parent.absolute())
+        return StudyFiles(max(requests, key=lambda f: (f.stat().st_mtime, f.parent.name)).parent.absolute())
     for folder in (studies / name, Path(name)):
         # Unlike Path.is_file, this is False for a name that is too long.
         if os.path.isfile(folder / "study.yaml"):
             return StudyFiles(folder.absolute())
-    known = [f.parent.name for f in begun]
-    advice = None if known else f"{studies} holds no study yet; --studies-dir names another folder."
-    raise UnknownNameError("study", name, known, advice=advice)
+    names = [f.parent.name for f in requests]
+    advice = None if names else f"{studies} holds no study yet; --studies-dir names another folder."
+    raise UnknownNameError("study", name, names, advice=advice)
 
 
 def study_argument(files: StudyFiles) -> str:
-    """Return a study as an argument of commands, which `find_study` resolves from the current folder."""
+    """Return a study as an argument for commands, which `find_study` resolves from the current folder."""
     return files.name if files.folder.parent == DEFAULT_STUDIES.absolute() else str(files.folder)
 
 
 def resume_command(study: str, more_s: float) -> str:
-    """Return the command that goes on with a study for about so many more seconds."""
+    """Return the command that resumes a study for about this many more seconds."""
     return f"autotune resume {shlex.quote(study)} --budget +{_STEP_S * math.ceil(_AMPLE * max(1.0, more_s) / _STEP_S)}s"
 
 
