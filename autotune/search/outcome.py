@@ -107,7 +107,9 @@ def coverage(space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat] =
     tried = {name for name, r in last.items() if r.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED)}
     ran = tried | {key(e.config) for e in entrants if e.ratio is not None} - {key(space.baseline)}
     settled = {name for name, last_result in last.items() if _is_known(last_result)} | ran | {key(space.baseline)}
-    settled |= {key(e.config) for e in entrants if e.status not in _UNKNOWN}
+    # An entrant without an undisturbed turn, or beside a reference without one, has shown nothing.
+    shown = [e for e in entrants if e.ratio is not None or e.status is not TrialStatus.COMPLETE]
+    settled |= {key(e.config) for e in shown if e.status not in _UNKNOWN}
     lessons = Lessons()
     for entrant in entrants:
         lessons.learn(entrant.status, entrant.config, cannot_compile=entrant.cannot_compile, refuses=entrant.refuses)
@@ -275,7 +277,8 @@ def outcome_of(setup: Setup, proof: Proof, course: Course, conclusion: Conclusio
     unproven = open_ or conclusion.finding is Finding.LIKELY
     # More time does not yield more trials than were requested.
     others = [s for s in proof.finalists if s.trial != proof.baseline.trial and s.trial not in proof.dropped]
-    spent = open_ and not others and spec.trials is not None and len(course.trials) >= spec.trials
+    may_prove = others or proof.unproven
+    spent = open_ and not may_prove and spec.trials is not None and len(course.trials) >= spec.trials
     return Outcome(
         study=files.name,
         state="done",

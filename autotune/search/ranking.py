@@ -264,8 +264,11 @@ def _nothing_fits(seen: Sequence[_Seen], required: Requirements, rows: Sequence[
         (entry for entry in seen if key(entry.config) in reasons), key=lambda entry: required.excess(entry.measurements)
     )
     description = f"trial {nearest.trial}, {describe(nearest.config, seen[0].config)}"
+    # The nearest may meet it, and have dropped out for another reason.
+    measured = count(len(seen), "configuration")
+    left = f"of {measured} that were measured, nothing that meets {required} is left"
     return InfeasibleError(
-        f"none of {count(len(seen), 'configuration')} that were measured meets {required}",
+        left if required.met_by(nearest.measurements) else f"none of {measured} that were measured meets {required}",
         advice=f"the nearest is {description}: {reasons[key(nearest.config)]}.",
     )
 

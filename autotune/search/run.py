@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -245,7 +246,10 @@ def _lengthen(run: Run, history: History, before: Outcome | None) -> None:
         before: its outcome so far, if it gets more time.
     """
     if read_request(run.files).budget_s != run.spec.budget_s:
+        begun = run.files.request.stat()
         write_request(run.files, run.spec)
+        # When the study began is told by it.
+        os.utime(run.files.request, ns=(begun.st_atime_ns, begun.st_mtime_ns))
     if before is not None:
         if not _has_more_to_prove(before):
             history.reopen()

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from autotune import stats
-from autotune.base.records import Finding, Limit
-from autotune.search.outcome import conclude
+from autotune.base.records import Finding, Heat, HeatEntrant, Limit, StudyHeat
+from autotune.search.outcome import conclude, coverage
 from autotune.search.recheck import kept
 from autotune.search.verify.ceilings import (
     DeviceAndLoader,
@@ -208,3 +208,16 @@ def test_without_a_verdict_the_best_that_was_launched_in_turns_is_told_first(unp
     assert first == "trial 2 ran at 1.26× the baseline (95 %: 0.92 to 1.60), which is no proof of being faster"
     as_well = "trials 1 and 3 may be faster as well, and could not be launched again in turns with the baseline"
     assert others == ([as_well] if unproven else [])
+
+
+@pytest.mark.parametrize(("ratio", "measured"), [(None, 0), (0.9, 1)])
+def test_an_entrant_without_an_undisturbed_turn_is_none_that_cannot_run(ratio: float | None, measured: int) -> None:
+    space = space_of()
+    entrants = (
+        HeatEntrant(config=dict(space.baseline), ratio=1.0),
+        HeatEntrant(config={**space.baseline, "precision": "bf16"}, ratio=ratio),
+    )
+    heat = Heat(entrants=entrants, noise_sd=0.01, startup_s=1.0, switch_s=0.1, measured_s=5.0, ended="time is up")
+    trials = [make_trial(0, space.baseline, measurement=make_measurement(100.0, loader_wait_fraction=0.0))]
+    found = coverage(space, trials, [StudyHeat(number=1, after=1, heat=heat, wall_s=6.0)])
+    assert (found.measured, found.failed) == (measured, 0)
