@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from autotune.base.errors import UsageError, WorkloadError
-from autotune.search.tuning.workload_file import is_live, model_argument
+from autotune.search.tuning.workload_file import carried_argument, is_live
 from autotune.workload.carrying import Carried
 
 #: A script with objects of its own classes; it prints the file of the workload.
@@ -224,7 +224,7 @@ for function in (forgetful, with_parameters):
 def test_what_cannot_be_copied_is_named(changed: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     parts = {"model": net, "dataset": Rows, "optimizer": lambda: torch.optim.SGD, "loss": lambda: len}
     with pytest.raises(UsageError) as caught:
-        model_argument({name: make() for name, make in {**parts, **changed}.items()}, tmp_path)
+        carried_argument({name: make() for name, make in {**parts, **changed}.items()}, tmp_path)
     assert str(caught.value).startswith(sentence)
     assert not list(tmp_path.iterdir())
 

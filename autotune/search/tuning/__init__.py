@@ -1,7 +1,8 @@
 """`autotune.tune` and `autotune.resume`: a search from a script or a notebook.
 
-They take the same options as ``autotune search`` and ``autotune resume``, and show the same progress. They import
-neither torch nor the user's code: the workload is only pickled here, and runs in the search's processes.
+They take what ``autotune search`` and ``autotune resume`` take, and show the same progress. They import neither torch
+nor the user's code: functions given as the workload are only read, a model and a data set only pickled, and both run
+in the search's processes.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from autotune.search import Environment, SearchResult, find_study
 from autotune.search import resume as resume_study
 from autotune.search import search as search_study
 from autotune.search.tuning.study import NotebookPanel, Study, in_notebook, open_study
-from autotune.search.tuning.workload_file import is_live, model_argument
+from autotune.search.tuning.workload_file import carried_argument, is_live, model_argument
 from autotune.study.request import OPTIONS, SearchOption, spec_of
 
 __all__ = ["Study", "open_study", "resume", "tune"]
 
-#: The options of a search, by the names of the arguments of `tune`.
+#: The options of a search by the names of the arguments of `tune`.
 ARGUMENTS: dict[str, SearchOption] = {one.argument: one for one in OPTIONS if one.argument is not None}
 
 
@@ -49,22 +50,23 @@ def tune(
 ) -> Study:
     """Search for the fastest way to train a workload on this machine.
 
-    Ctrl-C ends the search with a `KeyboardInterrupt` that says how to continue; everything measured is kept.
+    Ctrl-C ends the search with a `KeyboardInterrupt` that says how to go on; everything measured is kept.
 
     Args:
-        model: whatever ``--model`` takes; or a module, an instance or a dictionary with the four functions of a
-            workload (`autotune.workload.contract`); or a model: a `torch.nn.Module` on the CPU, or a function or class
-            that creates one.
-        dataset: a data set, or a function that creates one.
-        optimizer: ``optimizer(model)``, which creates the optimizer.
+        model: what ``--model`` takes; or a module, an instance or a dictionary with the four functions of a workload
+            (`autotune.workload.contract`); or a model: a `torch.nn.Module` on the CPU, or a function or class that
+            makes one.
+        dataset: a data set, or a function that makes one.
+        optimizer: ``optimizer(model)``, makes the optimizer.
         loss: ``loss(model, batch) -> Tensor`` of shape ``()``. Each function may take a `Context` before its other
-            arguments, ``model(ctx)``, ``loss(ctx, model, batch)``, which tells it the batch size, seed and device.
-            Everything is copied into the processes of the search by value (cloudpickle), and trials train copies.
+            arguments, ``model(ctx)``, ``loss(ctx, model, batch)``: by it they learn of batch size, seed and device.
+            Functions are written as source for the processes of the search; beside a model or a data set that exists
+            already, everything is copied by value (cloudpickle), and trials train copies.
         observer: receives the progress; by default it is shown in the notebook, or printed on stderr.
         options: as below.
 
     Returns:
-        the study, which can be printed, with the profile to apply.
+        the study, which can be printed, with the profile to be applied.
 
     Raises:
         AutotuneError: see `autotune.base.errors`.
@@ -76,8 +78,8 @@ def tune(
         parsed["model"] = _model(model, {"dataset": dataset, "optimizer": optimizer, "loss": loss}, studies)
         spec = spec_of(parsed, mark=uuid.uuid4().hex, created=timestamp())
         with _ctrl_c() as stop:
-            result = search_study(spec, studies, Environment.real(observer or _progress(), stop))
-        return _finished(result)
+            found = search_study(spec, studies, Environment.real(observer or _progress(), stop))
+        return _finished(found)
     except AutotuneError as error:
         raise _for_python(error) from None
 
@@ -89,12 +91,12 @@ def resume(
     studies_dir: str | os.PathLike[str] = DEFAULT_STUDIES,
     observer: Observer | None = None,
 ) -> Study:
-    """Continue an interrupted study, keeping everything measured so far; return a finished one unchanged.
+    """Go on with a study that was interrupted, with everything measured so far; return a finished one as it is.
 
     Args:
         study: its name or its folder.
-        more_s: seconds to add to its budget; a finished study then continues as well.
-        studies_dir: the folder that holds the studies.
+        more_s: seconds by which its budget is lengthened; a finished study goes on as well.
+        studies_dir: folder that holds the studies.
         observer: receives the progress; by default it is shown in the notebook, or printed on stderr.
 
     Raises:
@@ -107,14 +109,14 @@ def resume(
         files = find_study(os.fspath(study), Path(studies_dir))
         longer = None if more_s is None else lambda before_s: before_s + more_s
         with _ctrl_c() as stop:
-            result = resume_study(files, Environment.real(observer or _progress(), stop), longer)
-        return _finished(result)
+            found = resume_study(files, Environment.real(observer or _progress(), stop), longer)
+        return _finished(found)
     except AutotuneError as error:
         raise _for_python(error) from None
 
 
 def _parsed(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of options by name, as the command line's parser would return them."""
+    """Return the values of options by name, as the command line's parser would have returned them."""
     parsed = {}
     for name, value in options.items():
         if name not in ARGUMENTS:
@@ -138,11 +140,14 @@ def _model(model: object, others: Mapping[str, object | None], studies: Path) ->
             f"{', '.join(missing)} must be given too",
             advice="a workload has four parts: autotune.tune(model, dataset, optimizer=…, loss=…).",
         )
-    return model_argument({"model": model, **others}, studies)
+    parts = {"model": model, **others}
+    if any(is_live(name, part) for name, part in parts.items()):
+        return carried_argument(parts, studies)
+    return model_argument(parts, studies)
 
 
 def _is_function(model: object) -> bool:
-    """Return whether ``model`` can be the first of the four functions rather than a whole workload."""
+    """Return whether it may be the first of four functions, and is no workload as a whole."""
     return callable(model) and not isinstance(model, type) and not hasattr(model, "dataset")
 
 
@@ -153,9 +158,9 @@ def _progress() -> Observer:
 
 @contextlib.contextmanager
 def _ctrl_c() -> Iterator[Callable[[], int | None]]:
-    """Let a search end in an orderly way at Ctrl-C; yield a function that returns the signal, or ``None``.
+    """Let a search end in order at Ctrl-C; yield a function that returns the signal, or ``None``.
 
-    Only the main thread can handle signals. In any other thread, Ctrl-C keeps its effect.
+    Only the main thread can receive signals. In another one, Ctrl-C does what it did before.
     """
     received: list[int] = []
     main = threading.current_thread() is threading.main_thread()
@@ -168,10 +173,10 @@ def _ctrl_c() -> Iterator[Callable[[], int | None]]:
 
 
 def _for_python(error: AutotuneError) -> BaseException:
-    """Return an error in the form that a caller in Python needs.
+    """Return an error as a caller in Python needs it.
 
-    A traceback shows only the message and the notes, options are arguments in Python, and frames inside autotune help
-    nobody.
+    A traceback shows nothing but the message and the notes, options are arguments there, and the frames inside autotune
+    tell nobody anything.
     """
     if isinstance(error, InterruptedSearch):
         if error.study is None:
@@ -182,7 +187,7 @@ def _for_python(error: AutotuneError) -> BaseException:
         )
     error.args = (_in_python(str(error)),)
     error.advice = None if error.advice is None else _in_python(error.advice)
-    # Notes in terms of Python, and without advice that has been withdrawn.
+    # In the words of Python, and without advice that was taken back.
     error.__notes__ = []
     rows = error.differences if isinstance(error, ResumeRefusedError) else ()
     for note in (error.advice, error.detail, *(f"{what}: {then} in the study, now {now}" for what, then, now in rows)):
@@ -192,14 +197,14 @@ def _for_python(error: AutotuneError) -> BaseException:
 
 
 def _in_python(text: str) -> str:
-    """Replace the command line's options in a text by the names of `tune`'s arguments."""
-    for name, option in ARGUMENTS.items():
-        text = re.sub(rf"(?<![\w-]){re.escape(option.flag)}(?![\w-])", name, text)
+    """Name the arguments of `tune` instead of the command line's options."""
+    for name, one in ARGUMENTS.items():
+        text = re.sub(rf"(?<![\w-]){re.escape(one.flag)}(?![\w-])", name, text)
     return text
 
 
 def _finished(found: SearchResult) -> Study:
-    # Warnings point to the caller of tune or resume.
+    # Warnings point at the caller of tune or resume.
     profile = found.profile
     study = Study(found.files, found.outcome, profile)
     if profile is None:
@@ -215,19 +220,19 @@ def _finished(found: SearchResult) -> Study:
 
 
 def _document() -> None:
-    """Add the options to the signature and docstring of `tune`, from their single declaration."""
-    signature = inspect.signature(tune, eval_str=False)
-    explicit = {n: p for n, p in signature.parameters.items() if p.kind is not p.VAR_KEYWORD}
+    """Add the options to the signature and the documentation of `tune`, from their one declaration."""
+    by_hand = inspect.signature(tune, eval_str=False)
+    own = {n: p for n, p in by_hand.parameters.items() if p.kind is not p.VAR_KEYWORD}
     added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option.default)
-        for name, option in ARGUMENTS.items()
-        if name not in explicit
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=one.default)
+        for name, one in ARGUMENTS.items()
+        if name not in own
     ]
-    tune.__signature__ = signature.replace(parameters=[*explicit.values(), *added])  # type: ignore[attr-defined]
+    tune.__signature__ = by_hand.replace(parameters=[*own.values(), *added])  # type: ignore[attr-defined]
     lines = [
-        f"{name}: {option.help.replace('; may be repeated', '')} Takes {option.spelling.python.words}."
-        for name, option in ARGUMENTS.items()
-        if name not in explicit
+        f"{name}: {one.help.replace('; may be repeated', '')} Takes {one.spelling.python.words}."
+        for name, one in ARGUMENTS.items()
+        if name not in own
     ]
     head, args, rest = (tune.__doc__ or "").partition("        options: as below.\n")
     if args:

@@ -1,63 +1,218 @@
-"""Writes a workload given as Python objects to a file that other processes can import.
-
-Trials run in processes of their own, and the parent never runs the workload. Functions, classes and objects of a script
-or notebook are pickled by value (cloudpickle) beside a file that loads them; whatever an importable module defines is
-imported from there. Trials train copies of objects. What cannot be copied is refused, with an error that names the
-attribute that holds it. The file's folder depends on the `identity` of what the file loads, so that cells that are run
-again give the same workload, and changed cells a different one.
-"""
+"""A workload written as a file."""
 
 from __future__ import annotations
 
 import ast
 import builtins
-import contextlib
+import cmath
+import dataclasses
 import hashlib
+import inspect
 import io
-import json
-import platform
+import linecache
 import re
+import symtable
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path, PurePath
-from types import CellType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType, SimpleNamespace
+from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 from autotune.base.errors import UsageError
 from autotune.base.files import write_atomic
 from autotune.base.layout import workload_source
-from autotune.workload.carrying import FUNCTIONS, HASHES, WHOLE
-from autotune.workload.contract import CONSTANTS, OPTIONAL, REQUIRED
+from autotune.workload.contract import CONSTANTS, OPTIONAL, REQUIRED, takes_context
 
-#: How many levels deep to search a part for the attribute that cannot be copied.
-_DEEPEST = 6
-_GIVE_A_FUNCTION = "make it where it is used, or give a function that makes the whole: dataset() or model()."
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
-_PARTS = (*REQUIRED, *OPTIONAL, *CONSTANTS)
-_HEAD = '''\
+# The source of functions and classes: where it is found, and which names it uses.
+
+#: Scopes that run when the scope around them does, unlike functions.
+_AT_ONCE = {"listcomp", "setcomp", "dictcomp", "genexpr"}
+
+
+@dataclass(frozen=True)
+class Definition:
+    """One function or class as source.
+
+    Attributes:
+        text: its source, without indentation, with its decorators.
+        names: the global names that it uses; early: those of them that are needed when it is defined.
+        globals: the namespace in which it was defined.
+        future: it was compiled with ``from __future__ import annotations``.
+    """
+
+    text: str
+    names: frozenset[str]
+    early: frozenset[str]
+    globals: Mapping[str, Any]
+    future: bool
+
+
+def definition_of(value: FunctionType | type, called: str) -> Definition:
+    """Find the source of a function or class.
+
+    Args:
+        called: its name in error messages.
+
+    Raises:
+        UsageError: it is a lambda, uses variables of a function around it, or its source cannot be found.
+    """
+    functions = [f for f in ([value] if isinstance(value, FunctionType) else vars(value).values()) if _is_function(f)]
+    functions = [inspect.unwrap(function) for function in functions]
+    for function in functions:
+        outer = [name for name in function.__code__.co_freevars if name != "__class__"]
+        if outer:
+            raise UsageError(
+                f"{called} uses {', '.join(outer)} of the function around it, which other processes do not have",
+                advice="define it at the top level, and make what it needs inside it.",
+            )
+    if isinstance(value, FunctionType):
+        text = _function_source(functions[0], called)
+        namespace: Mapping[str, Any] = functions[0].__globals__
+    else:
+        text = _class_source(value, functions, called)
+        namespace = vars(sys.modules[value.__module__])
+    names, early = _names(text)
+    future = any(f.__code__.co_flags & annotations.compiler_flag for f in functions)
+    return Definition(text, frozenset(names), frozenset(early), namespace, future)
+
+
+def attribute_chains(text: str) -> Iterator[str]:
+    """Yield what the source says with dots, as in ``package.module.name``, and all beginnings of it with a dot."""
+    for node in ast.walk(ast.parse(text)):
+        parts: list[str] = []
+        part: ast.AST = node
+        while isinstance(part, ast.Attribute):
+            parts.insert(0, part.attr)
+            part = part.value
+        if parts and isinstance(part, ast.Name):
+            yield ".".join([part.id, *parts])
+
+
+def _is_function(found: object) -> bool:
+    return isinstance(inspect.unwrap(found), FunctionType) if callable(found) else False
+
+
+def _function_source(function: FunctionType, called: str) -> str:
+    if function.__name__ == "<lambda>":
+        raise UsageError(f"{called} is a lambda, whose source cannot be told apart", advice="write it with def.")
+    try:
+        text = textwrap.dedent(inspect.getsource(function))
+        codes = list(_codes(compile(text, "<workload>", "exec", dont_inherit=True)))
+    except (OSError, TypeError, SyntaxError) as error:
+        raise _no_source(called) from error
+    if not any(_outline(code) == _outline(function.__code__) for code in codes):
+        raise UsageError(f"the source of {called} has changed since it was defined", advice="define it again.")
+    return text
+
+
+def _class_source(value: type, functions: list[FunctionType], called: str) -> str:
+    # A notebook's classes have no file that inspect could find, but their methods know the cell.
+    for function in functions:
+        lines = linecache.getlines(function.__code__.co_filename)
+        try:
+            tree = ast.parse("".join(lines))
+        except SyntaxError:
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and node.name == value.__name__:
+                first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+                if first <= function.__code__.co_firstlineno <= (node.end_lineno or 0):
+                    return textwrap.dedent("".join(lines[first - 1 : node.end_lineno]))
+    try:
+        return _in_cells(value) or textwrap.dedent(inspect.getsource(value))
+    except (OSError, TypeError) as error:
+        raise _no_source(called) from error
+
+
+def _in_cells(value: type) -> str | None:
+    """Return the source of a class without methods of its own, such as a dataclass, from the last cell that defined it.
+
+    IPython keeps the cells that have run in a list called ``In``.
+    """
+    cells = getattr(sys.modules[value.__module__], "In", []) if value.__module__ == "__main__" else []
+    for cell in reversed(cells if isinstance(cells, list) else []):
+        try:
+            nodes = ast.parse(cell).body
+        except (SyntaxError, TypeError, ValueError):
+            continue
+        for node in nodes:
+            if isinstance(node, ast.ClassDef) and node.name == value.__name__:
+                first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+                return "\n".join(cell.split("\n")[first - 1 : node.end_lineno])
+    return None
+
+
+def _no_source(called: str) -> UsageError:
+    return UsageError(
+        f"the source of {called} cannot be found, so other processes cannot have it",
+        advice="define it in a notebook's cell or in a file.",
+    )
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _outline(code: CodeType) -> tuple[Any, ...]:
+    """Return what stays equal if a function is compiled alone. Its bytecode depends on the imports around it."""
+    plain = [repr(constant) for constant in code.co_consts if not isinstance(constant, CodeType | frozenset)]
+    return code.co_name, code.co_names, code.co_varnames, plain
+
+
+def _names(text: str) -> tuple[set[str], set[str]]:
+    """Return the global names that a definition uses, and those that it needs when it is defined."""
+    used: set[str] = set()
+    early: set[str] = set()
+
+    def walk(table: symtable.SymbolTable, at_once: bool) -> None:
+        top = table.get_type() == "module"
+        for symbol in table.get_symbols():
+            if symbol.is_referenced() and (top or symbol.is_global()):
+                used.add(symbol.get_name())
+                if at_once:
+                    early.add(symbol.get_name())
+        for inner in table.get_children():
+            walk(inner, at_once and (inner.get_type() != "function" or inner.get_name() in _AT_ONCE))
+
+    walk(symtable.symtable(text, "<workload>", "exec"), at_once=True)
+    return used, early
+
+
+# A workload given as Python objects, written as a file that other processes can import.
+#
+# Trials run in processes of their own, and the parent never runs the workload. Functions and classes of a script or a
+# notebook are therefore written to a file as source, with the imports, constants and other definitions that they use.
+# What an importable module defines is imported from there. Live objects that they use (an open file, a tensor in a
+# global variable) are refused; a model and a data set that are live themselves are copied
+# (`autotune.search.tuning.workload_file`).
+
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+HEAD = '''\
 """Written by autotune.tune. The processes of a search import it, and so does resuming the study: leave it here."""
 '''
+_MAKE_IT_INSIDE = "make it inside the function that uses it, or in a module that both import."
+_OBJECT = "_workload"
 
 
 def model_argument(workload: object, studies: Path) -> str:
     """Return the ``--model`` of a workload given as an object, and write its file if it has none.
 
     Args:
-        workload: a module, an instance or class, or a mapping or namespace, with the four functions; in a mapping,
-            model and data set may be objects (`is_live`); trials train copies of these.
-        studies: the folder of studies; the file is written to a hidden folder in it.
+        workload: a module, an instance or class, or a mapping or namespace, with the four functions.
+        studies: the folder of studies; the file is put into a hidden folder there.
 
     Raises:
-        UsageError: the object is not a workload, or a part of it cannot be copied into other processes.
+        UsageError: the object is no workload, or other processes cannot be given what it uses.
         MachineError: the file cannot be written.
     """
-    required = {name: _part(workload, name) for name in REQUIRED}
-    if not isinstance(workload, Mapping):
-        # What an object holds is copied with it, and is no function of a workload.
-        functions = {name: callable(part) and not is_live(name, part) for name, part in required.items()}
-        required = {name: part if functions[name] else None for name, part in required.items()}
-    missing = [name for name, part in required.items() if part is None]
+    missing = [name for name in REQUIRED if not callable(_part(workload, name))]
     if missing:
         raise UsageError(
             f"{_shown(workload)} is no workload: it has no {', '.join(missing)}",
@@ -66,42 +221,12 @@ def model_argument(workload: object, studies: Path) -> str:
     file = getattr(workload, "__file__", None) if isinstance(workload, ModuleType) else None
     if isinstance(workload, ModuleType) and file and workload.__name__ == Path(file).stem:
         return str(Path(file).absolute())
-    parts = {name: part for name in _PARTS if (part := _part(workload, name)) is not None}
-    parts = {name: part for name, part in parts.items() if name not in OPTIONAL or callable(part)}
-    literals = {name: text for name in CONSTANTS if name in parts and (text := _literal(parts[name])) is not None}
-    if _is_namespace(workload):
-        objects = tuple(name for name in REQUIRED if is_live(name, parts[name]))
-        for name, part in parts.items():
-            _check(name, part, live=name in objects)
-        functions = {name: part for name, part in parts.items() if name not in objects and name not in literals}
-        pickles = {FUNCTIONS: _pickled(functions, parts["model"])}
-        pickles |= {name: _pickled({name: parts[name]}, None) for name in objects}
-        lines = [f"{name} = _parts.part({name!r})" for name in parts if name not in literals]
-        workload_id = identity(parts)
-    else:
-        objects, pickles, workload_id = (), {WHOLE: _pickled({WHOLE: workload}, None)}, identity(workload)
-        lines = [f"_workload = _parts.whole({isinstance(workload, type)})"]
-        lines += [f"{name} = _workload.{name}" for name in parts if name not in literals]
-    lines += [f"{name} = {text}" for name, text in literals.items()]
-    text = _text(workload_id, objects, lines)
-    path = workload_source(studies.absolute(), hashlib.sha256(text.encode()).hexdigest(), _stem(workload))
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for name, content in pickles.items():
-            write_atomic(path.parent / f"{name}.pickle", content)
-        hashes = {name: hashlib.sha256(content).hexdigest() for name, content in pickles.items()}
-        write_atomic(path.parent / HASHES, json.dumps(hashes))
-        write_atomic(path, text)
+    text = _Writer().text(workload)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    path = workload_source(studies.absolute(), digest, _stem(workload))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, text)
     return str(path)
-
-
-def is_live(name: str, part: object) -> bool:
-    """Return whether a part of a workload is the object that its function would return, not the function itself."""
-    if isinstance(part, type | FunctionType | str | bytes):
-        return False
-    return _is_module(part) or (
-        name == "dataset" and any(hasattr(part, method) for method in ("__getitem__", "__iter__"))
-    )
 
 
 def _part(workload: object, name: str) -> Any:
@@ -109,68 +234,224 @@ def _part(workload: object, name: str) -> Any:
 
 
 def _is_namespace(workload: object) -> bool:
-    """Return whether the parts of a workload are independent of each other, unlike the methods of an object."""
+    """Whether the parts of a workload have nothing to do with each other, unlike the methods of an object."""
     return isinstance(workload, Mapping | SimpleNamespace | ModuleType)
 
 
 def _stem(workload: object) -> str:
-    """Return the name of a workload's file, distinct from any module's; the study is named after it."""
-    model = _part(workload, "model")
+    """Return a name for the workload that is no module's name: the study is called after it."""
     if isinstance(workload, ModuleType) and workload.__name__ != "__main__":
         name = workload.__name__.rpartition(".")[2]
     elif not _is_namespace(workload):
         name = (workload if isinstance(workload, type) else type(workload)).__name__
-    elif is_live("model", model):
-        name = type(model).__name__
     else:
         script = getattr(sys.modules["__main__"], "__file__", None)
         name = PurePath(script).stem if script and "get_ipython" not in vars(builtins) else "notebook"
+    return stem_for(name)
+
+
+def stem_for(name: str) -> str:
+    """Return the name of a workload's file, which is no module's."""
     return f"{re.sub(r'[^A-Za-z0-9_]', '_', name)}_workload"
 
 
-def _check(name: str, part: object, *, live: bool) -> None:
-    kind = type(part).__name__
-    if _is("utils.data.DataLoader", part):
-        raise UsageError("dataset is a loader, and each trial makes its own", advice="give the data set in it.")
-    if isinstance(part, MethodType) and not isinstance(part.__self__, type):
-        raise UsageError(f"{name} is a method of an object", advice="give the object itself to autotune.tune.")
-    if name in ("optimizer", "loss") and (live or not callable(part)):
+class _Writer:
+    """Collects what one workload needs, in the order of a file."""
+
+    def __init__(self) -> None:
+        self._imports: dict[str, None] = {}
+        #: Source by name, with the names that it needs at once: constants, and functions and classes.
+        self._constants: dict[str, tuple[str, frozenset[str]]] = {}
+        self._definitions: dict[str, tuple[str, frozenset[str]]] = {}
+        self._known: dict[str, Any] = {}
+        self._future = False
+
+    def text(self, workload: object) -> str:
+        """Return the file's text."""
+        last = self._namespace(workload) if _is_namespace(workload) else self._object(workload)
+        parts = [HEAD]
+        if self._future:
+            parts.append("from __future__ import annotations\n")
+        folders = users_folders()
+        if folders:
+            parts.append(f"import sys\n\nsys.path[:0] = {folders!r}\n")
+        parts.append("".join(f"{line}\n" for line in sorted(self._imports)))
+        parts += self._in_order()
+        parts.append("\n" + "".join(f"{line}\n" for line in last))
+        return "\n".join(part for part in parts if part)
+
+    def _namespace(self, workload: object) -> list[str]:
+        lines = []
+        for name in (*REQUIRED, *OPTIONAL, *CONSTANTS):
+            value = _part(workload, name)
+            if value is None or (name in OPTIONAL and not callable(value)):
+                continue
+            if isinstance(value, FunctionType | type) and value.__name__ != "<lambda>":
+                own = value.__name__
+                self._add(own, value, name)
+                if name in REQUIRED and not takes_context(value, REQUIRED[name]):
+                    self._imports["from autotune.workload.contract import without_context as _bare"] = None
+                    lines.append(f"{name} = _bare({own})")
+                elif own != name:
+                    lines.append(f"{name} = {own}")
+            elif isinstance(value, MethodType):
+                raise UsageError(f"{name} is a method of an object", advice="give the object itself to autotune.tune.")
+            else:
+                self._add(name, value, "the workload")
+        self._refuse_taken(lines)
+        return lines
+
+    def _object(self, workload: object) -> list[str]:
+        kind = workload if isinstance(workload, type) else type(workload)
+        self._add(kind.__name__, kind, kind.__name__)
+        if kind is workload:
+            lines = [f"{_OBJECT} = {kind.__name__}()"]
+        else:
+            own = self._expression(dict(vars(workload)), f"an instance of {kind.__name__}")
+            lines = [f"{_OBJECT} = object.__new__({kind.__name__})", f"vars({_OBJECT}).update({own})"]
+        names = [n for n in (*REQUIRED, *OPTIONAL, *CONSTANTS) if _part(workload, n) is not None]
+        lines += [f"{name} = {_OBJECT}.{name}" for name in names]
+        self._refuse_taken(lines)
+        return lines
+
+    def _refuse_taken(self, lines: list[str]) -> None:
+        """Raise `UsageError` if a part of the workload would replace something else of the same name."""
+        for name, _, value in (line.partition(" = ") for line in lines):
+            if name in self._known and value != f"_bare({name})":
+                raise UsageError(
+                    f"the workload uses another thing called {name!r} than its own {name}", advice="rename that one."
+                )
+
+    def _add(self, name: str, value: Any, user: str) -> None:
+        """Provide for a global name. ``user``: what uses it, for error messages."""
+        if name in self._known:
+            if self._known[name] is not value:
+                raise UsageError(f"two things are called {name!r} here", advice="rename one of them.")
+            return
+        self._known[name] = value
+        if isinstance(value, ModuleType) and _is_importable(value.__name__):
+            plain = value.__name__ == name
+            self._imports[f"import {name}" if plain else f"import {value.__name__} as {name}"] = None
+        elif self._imported(name, value):
+            pass
+        elif isinstance(value, FunctionType | type):
+            found = definition_of(value, name)
+            self._future |= found.future
+            self._definitions[name] = ("\n" + found.text, found.early)
+            self._add_names(found, name)
+        else:
+            text = self._expression(value, user, name)
+            self._constants[name] = (f"{name} = {text}", _names_in(text))
+
+    def _add_names(self, found: Definition, user: str) -> None:
+        for name in sorted(found.names):
+            if name == "__file__":
+                raise UsageError(f"{user} uses __file__, which is another file in other processes")
+            if name in found.globals and not (name.startswith("__") and name.endswith("__")):
+                self._add(name, found.globals[name], user)
+        for chain in attribute_chains(found.text):
+            module = found.globals.get(chain.partition(".")[0])
+            inner = f"{getattr(module, '__name__', '')}.{chain.partition('.')[2]}"
+            while isinstance(module, ModuleType) and inner != module.__name__:
+                # What another import has loaded is not there after `import package` alone.
+                if inner in sys.modules:
+                    self._imports[f"import {inner}"] = None
+                inner = inner.rpartition(".")[0]
+
+    def _imported(self, name: str, value: Any) -> bool:
+        """Import a value from the module that defines it, if there is one."""
+        if isinstance(value, _PLAIN):
+            return False
+        home, path = getattr(value, "__module__", None), getattr(value, "__qualname__", None) or name
+        found = _home(value, home if isinstance(home, str) else None, path, name)
+        if found is None:
+            return False
+        module, inside = found
+        outer, dot, _ = inside.partition(".")
+        if dot:
+            self._imports[f"from {module} import {outer} as _{outer}"] = None
+            self._constants[name] = (f"{name} = _{inside}", frozenset())
+        else:
+            self._imports[f"from {module} import {inside}" + ("" if inside == name else f" as {name}")] = None
+        return True
+
+    def _expression(self, value: Any, user: str, name: str = "") -> str:
+        """Return source that makes an equal value.
+
+        Raises:
+            UsageError: there is none, because the value is a live object.
+        """
+        if type(value) in _PLAIN and not (isinstance(value, float | complex) and not cmath.isfinite(value)):
+            return repr(value)
+        if type(value) in (list, tuple, set, frozenset):
+            inner = ", ".join(self._expression(v, user, name) for v in value)
+            return f"{type(value).__name__}([{inner}])"
+        if type(value) is dict:
+            each = (
+                (self._expression(k, user, name), self._expression(v, user, k if isinstance(k, str) else name))
+                for k, v in value.items()
+            )
+            return "{" + ", ".join(f"{k}: {v}" for k, v in each) + "}"
+        if isinstance(value, PurePath):
+            self._imports["from pathlib import Path as _Path"] = None
+            return f"_Path({str(value)!r})"
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            kind = type(value)
+            self._add(kind.__name__, kind, user)
+            fields = [f.name for f in dataclasses.fields(value) if f.init]
+            inner = ", ".join(f"{n}={self._expression(getattr(value, n), user, n)}" for n in fields)
+            return f"{kind.__name__}({inner})"
+        what = f"{name!r}, " if name else ""
         raise UsageError(
-            f"{name} must be a function, not a {kind}",
-            advice="trials make their own: give optimizer(model), and loss(model, batch).",
+            f"{user} uses {what}{_shown(value)}, which other processes cannot be given",
+            advice=_MAKE_IT_INSIDE,
         )
-    if name in REQUIRED and not live and not callable(part):
-        raise UsageError(f"{name} must be given itself, or as a function that makes it, not as a {kind}")
+
+    def _in_order(self) -> list[str]:
+        """Return the source of everything, in an order in which each part finds what it needs at once."""
+        parts = {**self._constants, **self._definitions}
+        done: dict[str, str] = {}
+
+        def visit(name: str) -> None:
+            text, early = parts[name]
+            for needed in sorted((early & parts.keys()) - {name} - done.keys()):
+                visit(needed)
+            done[name] = text
+
+        for name in parts:
+            if name not in done:
+                visit(name)
+        return list(done.values())
 
 
-def _literal(value: object) -> str | None:
-    """Return a constant as a literal, which can be read without running the file; ``None`` if it has none."""
-    text = repr(value)
-    try:
-        return text if ast.literal_eval(text) == value else None
-    except (ValueError, SyntaxError, TypeError):
+def _names_in(expression: str) -> frozenset[str]:
+    return frozenset(node.id for node in ast.walk(ast.parse(expression)) if isinstance(node, ast.Name))
+
+
+def _home(value: Any, module: str | None, path: str, name: str) -> tuple[str, str] | None:
+    """Return the module from which other processes can import a value, and the value's name there."""
+    if isinstance(value, FunctionType | type) and (module is None or not _is_importable(module)):
         return None
+    if module is not None and _is_importable(module) and _at(module, path) is value:
+        return module, path
+    known = sorted((n for n in list(sys.modules) if _is_importable(n)), key=lambda n: (n.count("."), n))
+    return next(((n, name) for n in known if vars(sys.modules[n]).get(name) is value), None)
 
 
-def _text(known: str, objects: tuple[str, ...], lines: list[str]) -> str:
-    folders = users_folders()
-    return "\n".join(
-        [
-            _HEAD,
-            *(["import sys", "", f"sys.path[:0] = {folders!r}", ""] if folders else []),
-            "from autotune.workload.carrying import Carried",
-            "",
-            # The search identifies its workload by this: other code or values make it a different workload.
-            f"IDENTITY = {known!r}",
-            f"_parts = Carried.beside(__file__, {objects!r}, python={platform.python_version().rpartition('.')[0]!r})",
-            *lines,
-            "",
-        ]
-    )
+def _at(module: str, path: str) -> Any:
+    found: Any = sys.modules[module]
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _is_importable(module: str) -> bool:
+    found = sys.modules.get(module)
+    return module != "__main__" and isinstance(found, ModuleType) and found.__spec__ is not None
 
 
 def users_folders() -> list[str]:
-    """Return the folders of the import path that only some processes of this interpreter have."""
+    """Return the folders of the import path that not every process of this interpreter has."""
     return [f for f in dict.fromkeys(str(Path(p or ".").absolute()) for p in sys.path) if _is_users(f)]
 
 
@@ -181,163 +462,99 @@ def _is_users(folder: str) -> bool:
 
 
 def _shown(value: object) -> str:
-    text = repr(value) if isinstance(value, bool | int | float | str | type(None)) else f"a {type(value).__name__}"
+    text = repr(value) if isinstance(value, _PLAIN) else f"a {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
-# What makes two things the same workload: their code, and the values that it uses.
+# A workload given as objects of a script or notebook: a model and a data set, and functions of any kind.
+#
+# They are pickled by value (cloudpickle), classes of a notebook's cells included, and trials train copies of them. What
+# cannot be copied so is refused with the attribute that holds it.
 
-#: Attributes of classes and functions that say where they are defined, or are created anew each time.
-_PASSING = frozenset(
-    (
-        *("__dict__", "__weakref__", "__module__", "__doc__", "__annotations__", "__firstlineno__"),
-        *("__static_attributes__", "_abc_impl"),
+#: How deep in a part the attribute is looked for that cannot be copied.
+_DEEPEST = 6
+_GIVE_A_FUNCTION = "make it where it is used, or give a function that makes the whole: dataset() or model()."
+
+
+def is_live(name: str, part: object) -> bool:
+    """Return whether a part of a workload is what its function would return, and not the function."""
+    if isinstance(part, type | FunctionType | str | bytes):
+        return False
+    return _is_module(part) or (
+        name == "dataset" and any(hasattr(part, method) for method in ("__getitem__", "__iter__"))
     )
-)
 
 
-def identity(value: object) -> str:
-    """Return a hash of an object's code and values that is the same in every process of the same Python version.
-
-    File names, line numbers, comments and unused globals do not affect it.
-    """
-    return _Hashes().of(value)
-
-
-class _Hashes:
-    """Hashes of objects that may refer to each other."""
-
-    def __init__(self) -> None:
-        #: By id. The objects are kept alive, so that no other object can get the same id.
-        self._done: dict[int, tuple[str, object]] = {}
-        self._open: list[int] = []
-
-    def of(self, value: object) -> str:
-        """Return an object's hash."""
-        if id(value) in self._open:
-            # It contains itself: hash how many levels up it is.
-            return f"above {len(self._open) - self._open.index(id(value))}"
-        if id(value) not in self._done:
-            self._open.append(id(value))
-            text = "\0".join([type(value).__name__, *self._parts(value)])
-            self._open.pop()
-            self._done[id(value)] = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest(), value
-        return self._done[id(value)][0]
-
-    def _parts(self, value: Any) -> Iterator[str]:
-        # Only of builtin types themselves: what is derived from them has code and attributes of its own.
-        kind = type(value)
-        if kind in _PLAIN or isinstance(value, PurePath):
-            yield repr(value)
-        elif isinstance(value, ModuleType):
-            yield value.__name__
-        elif (home := _home(value)) is not None:
-            yield home
-        elif isinstance(value, CodeType):
-            yield f"{value.co_code.hex()} {value.co_flags} {value.co_exceptiontable.hex()}"
-            yield f"{value.co_argcount} {value.co_posonlyargcount} {value.co_kwonlyargcount}"
-            names = (value.co_name, value.co_names, value.co_varnames, value.co_freevars)
-            yield from map(self.of, (*names, value.co_consts))
-        elif isinstance(value, FunctionType):
-            cells = [list(_held_by(cell)) for cell in value.__closure__ or ()]
-            attributes = {name: part for name, part in vars(value).items() if name not in _PASSING}
-            used = {
-                n: value.__globals__[n] for n in sorted({*_global_names(value.__code__)} & value.__globals__.keys())
-            }
-            yield from map(self.of, (value.__code__, value.__defaults__, value.__kwdefaults__, cells, attributes, used))
-        elif isinstance(value, type):
-            yield self.of(value.__bases__)
-            yield self.of({name: vars(value)[name] for name in sorted(vars(value).keys() - _PASSING)})
-        elif kind in (list, tuple):
-            yield from map(self.of, value)
-        elif kind in (set, frozenset):
-            yield from sorted(map(self.of, value))
-        elif kind in (dict, MappingProxyType):
-            yield from (self.of(part) for pair in value.items() for part in pair)
-        elif isinstance(value, staticmethod | classmethod):
-            yield self.of(value.__func__)
-        elif isinstance(value, property):
-            yield from map(self.of, (value.fget, value.fset, value.fdel))
-        elif _is("Tensor", value):
-            yield f"{value.dtype} {tuple(value.shape)} {value.requires_grad} {self.of(kind)}"
-            yield hashlib.sha256(_bytes_of(value)).hexdigest()
-        else:
-            yield from map(self.of, self._pickled(value))
-
-    def _pickled(self, value: object) -> Iterator[object]:
-        """Yield the parts that an object is reduced to for pickling."""
-        try:
-            reduced = value.__reduce_ex__(4)
-        except Exception:  # a kind of object that only cloudpickle can pickle
-            yield hashlib.sha256(_dumps(value, None)).hexdigest()
-            return
-        # The fourth and fifth parts are iterators over items.
-        parts = [reduced] if isinstance(reduced, str) else reduced
-        yield from (list(part) if place in (3, 4) and part is not None else part for place, part in enumerate(parts))
-
-
-def _held_by(cell: CellType) -> Iterator[object]:
-    """Yield what a variable of a function around another one holds; nothing if it has not been assigned yet."""
-    with contextlib.suppress(ValueError):
-        yield cell.cell_contents
-
-
-def _bytes_of(tensor: Any) -> bytes:
-    buffer = io.BytesIO()
-    sys.modules["torch"].save(tensor.detach().cpu().clone(), buffer)
-    return buffer.getvalue()
-
-
-def _global_names(code: CodeType) -> Iterator[str]:
-    """Yield the names, including those of attributes, that a code object and those nested in it may look up."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _global_names(constant)
-
-
-def _home(value: Any) -> str | None:
-    """Return the name under which other processes can import a value; ``None`` if it must be copied."""
-    module, path = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if not isinstance(module, str) or not isinstance(path, str) or module == "__main__":
-        return None
-    target: Any = sys.modules.get(module)
-    if getattr(target, "__spec__", None) is None:
-        return None
-    for part in path.split("."):
-        target = getattr(target, part, None)
-    return f"{module}.{path}" if target is value else None
-
-
-# Pickling by value, and finding what cannot be pickled.
-
-
-def _pickled(parts: Mapping[str, object], model: object | None) -> bytes:
-    """Pickle parts of a workload, by name, together, so that they share the objects that they use.
+def carried_argument(parts: Mapping[str, Any], studies: Path) -> str:
+    """Pickle the four parts of a workload beside a file that loads them; return the file, as ``--model`` takes it.
 
     Args:
-        model: the workload's, if the pickled functions must get it as their argument.
+        parts: by the names of the four functions. Those of which `is_live` says so are returned by the functions.
+        studies: the folder of studies; the files are put into a hidden folder there.
 
     Raises:
-        UsageError: one of the parts cannot be pickled.
+        UsageError: a part cannot be copied into other processes.
+        MachineError: the files cannot be written.
     """
+    objects = tuple(name for name in REQUIRED if is_live(name, parts[name]))
+    for name, part in parts.items():
+        _check(name, part, live=name in objects)
+    contents = {name: _pickled(name, parts[name], parts["model"]) for name in REQUIRED}
+    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    text = _text(hashes, objects)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    model = parts["model"]
+    named = model if isinstance(model, type | FunctionType) else type(model)
+    path = workload_source(studies.absolute(), digest, stem_for(named.__name__))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        write_atomic(path.parent / f"{name}.pickle", content)
+    write_atomic(path, text)
+    return str(path)
+
+
+def _check(name: str, part: object, *, live: bool) -> None:
+    given = type(part).__name__
+    if _is("utils.data.DataLoader", part):
+        raise UsageError("dataset is a loader, and each trial makes its own", advice="give the data set in it.")
+    if name in ("optimizer", "loss") and (live or not callable(part)):
+        raise UsageError(
+            f"{name} must be a function, not a {given}",
+            advice="trials make their own: give optimizer(model), and loss(model, batch).",
+        )
+    if not live and not callable(part):
+        raise UsageError(f"{name} must be given itself, or as a function that makes it, not as a {given}")
+
+
+def _text(hashes: Mapping[str, str], objects: tuple[str, ...]) -> str:
+    folders = users_folders()
+    lines = [
+        HEAD,
+        "from pathlib import Path",
+        "",
+        *(["import sys", "", f"sys.path[:0] = {folders!r}", ""] if folders else []),
+        "from autotune.workload.carrying import Carried",
+        "",
+        # The hashes make other objects another workload.
+        f"_parts = Carried(Path(__file__).parent, {dict(hashes)!r}, {objects!r})",
+        *(f"{name} = _parts.part({name!r})" for name in REQUIRED),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _pickled(name: str, part: object, model: object) -> bytes:
+    of_function = None if name in ("model", "dataset") else model
     try:
-        return _dumps(parts, model)
-    except Exception:
-        for name, part in parts.items():
-            try:
-                _dumps(part, model)
-            except Exception as error:
-                path, why = _culprit("the workload" if name == WHOLE else name, part, error, model)
-                if isinstance(why, _Refused):
-                    raise UsageError(f"{path} {why}", advice=why.advice) from None
-                sentence = f"{path} cannot be copied into other processes: {why}"
-                raise UsageError(sentence, advice=_GIVE_A_FUNCTION) from None
-        raise
+        return _dumps(part, of_function)
+    except Exception as error:
+        path, why = _culprit(name, part, error, of_function)
+        if isinstance(why, _Refused):
+            raise UsageError(f"{path} {why}", advice=why.advice) from None
+        raise UsageError(f"{path} cannot be copied into other processes: {why}", advice=_GIVE_A_FUNCTION) from None
 
 
 class _Refused(Exception):
-    """An object could be pickled, but training with the copy would not be the same training."""
+    """What could be pickled, but would not be the same training."""
 
     def __init__(self, reason: str, advice: str) -> None:
         super().__init__(reason)
@@ -348,7 +565,7 @@ def _dumps(value: object, model: object | None) -> bytes:
     """Pickle by value.
 
     Args:
-        model: the workload's, if the pickled functions must get it as their argument.
+        model: of a workload whose function is pickled, which must have it from its argument.
     """
     import cloudpickle
 
@@ -374,7 +591,7 @@ def _dumps(value: object, model: object | None) -> bytes:
 
 
 def _culprit(path: str, value: object, error: Exception, model: object | None) -> tuple[str, Exception]:
-    """Return the innermost attribute that cannot be pickled, such as ``dataset.file``, and the error it raises."""
+    """Return the innermost attribute that cannot be pickled, as ``dataset.file``, and the error that it gives."""
     for _ in range(_DEEPEST):
         for step, inner in _inside(value):
             try:
@@ -388,12 +605,12 @@ def _culprit(path: str, value: object, error: Exception, model: object | None) -
 
 
 def _inside(value: object) -> Iterator[tuple[str, object]]:
-    """Yield each thing that an object holds, with the text that refers to it, to be appended to the object's name."""
+    """Yield what an object holds, with how it is written behind the object."""
     if isinstance(value, FunctionType):
         names = value.__code__.co_names
         yield from ((f" uses {n!r}, which", value.__globals__[n]) for n in names if n in value.__globals__)
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-            yield from ((f" uses {name!r}, which", held) for held in _held_by(cell))
+            yield f" uses {name!r}, which", cell.cell_contents
     elif _is_module(value):
         module: Any = value
         yield from ((f".{n}", v) for n, v in (*module.named_parameters(), *module.named_buffers()))
@@ -412,6 +629,6 @@ def _is_module(value: object) -> bool:
 
 
 def _is(kind: str, value: object) -> bool:
-    # An instance exists only if torch has been imported, so there is no need to import it here.
+    # Whoever has one has imported torch; nobody else needs it for this.
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, attrgetter(kind)(torch))
