@@ -467,7 +467,7 @@ def _settings(value: Mapping[str, Any]) -> list[str]:
     """Return ``batch_size=32,64`` for ``{batch_size: [32, 64]}``."""
     texts = {name: item if isinstance(item, list) else [item] for name, item in value.items()}
     for name, items in texts.items():
-        if any(item is None or isinstance(item, dict | list) for item in items):
+        if any(item is None for item in items):
             raise UsageError(f"{name} has no value that an option can have")
     return [
         f"{name}={','.join(str(v).lower() if isinstance(v, bool) else str(v) for v in vs)}"

@@ -122,7 +122,7 @@ def _who(outcome: Outcome, standing: Standing) -> str:
 
 
 def _trains(outcome: Outcome, standing: Standing) -> str:
-    check = check_of(outcome, standing.trial)
+    check = check_of(outcome, standing)
     if standing is outcome.baseline:
         return "-"
     if check is None:

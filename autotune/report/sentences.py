@@ -27,7 +27,8 @@ from autotune.base.records import (
     TrainVerdict,
     Trial,
 )
-from autotune.space import key
+from autotune.knobs.compile_mode import eager
+from autotune.space import key, maths_part
 from autotune.space.formatting import (
     count,
     describe,
@@ -106,9 +107,16 @@ def measurement_of(standing: Standing, trials: Sequence[Trial]) -> Measurement |
     return next((t.result.measurement for t in trials if t.number == standing.trial), None)
 
 
-def check_of(outcome: Outcome, trial: int) -> TrainVerdict | None:
-    """Return the training check of a trial's configuration, if there was one."""
-    return next((c for c in outcome.checks if trial in c.trials), None)
+def check_of(outcome: Outcome, standing: Standing) -> TrainVerdict | None:
+    """Return the training check of a configuration, if there was one.
+
+    A winner without one of its knobs has its trial's number, too: the check is that of what computes in the same way,
+    or else, where there was no time to compile, eagerly.
+    """
+    checks = [c for c in outcome.checks if standing.trial in c.trials]
+    ways = [maths_part(config) for config in (standing.config, eager(standing.config))]
+    alike = [c for way in ways for c in checks if maths_part(c.config) == way]
+    return next(iter([*alike, *checks]), None)
 
 
 def data_of(outcome: Outcome, standing: Standing) -> DataVerdict | None:
@@ -119,7 +127,7 @@ def data_of(outcome: Outcome, standing: Standing) -> DataVerdict | None:
 
 def unchecked(outcome: Outcome, standing: Standing) -> str | None:
     """Return why it is unknown whether a configuration trains like the baseline, as a clause; ``None`` if it does."""
-    data, check = data_of(outcome, standing), check_of(outcome, standing.trial)
+    data, check = data_of(outcome, standing), check_of(outcome, standing)
     gaps = [
         ("what its loader delivers was not compared", None if data is None or data.passed else data.reason),
         ("how it trains was not checked", None if check is None or check.passed is not None else check.reason),
@@ -251,7 +259,7 @@ def proof_line(outcome: Outcome, standing: Standing | None = None) -> str | None
     standing = standing or outcome.best
     is_winner = standing.config == outcome.best.config
     sentences = (
-        trains_line(check_of(outcome, standing.trial)),
+        trains_line(check_of(outcome, standing)),
         data_line(data_of(outcome, standing)),
         holds_line(outcome.hold) if is_winner else None,
         sustained_line(outcome) if is_winner else None,
@@ -601,7 +609,7 @@ def _learning_rate(outcome: Outcome, trials: Sequence[Trial]) -> str:
 
 
 def _cautions(outcome: Outcome) -> str | None:
-    check, hold = check_of(outcome, outcome.best.trial), outcome.hold
+    check, hold = check_of(outcome, outcome.best), outcome.hold
     lines = (
         trains_line(check) if check is not None and not check.passed else None,
         holds_line(hold) if hold is not None and not hold.passed else None,

@@ -257,7 +257,8 @@ def declared_knobs(path: Path) -> dict[str, tuple[Value, ...]] | None:
     declared: list[ast.expr | None] = []
     for node in body:
         # In whatever way it is bound or changed, also inside a block: what is there besides one plain literal counts.
-        for inner in ast.walk(node):
+        # Functions only read it, later.
+        for inner in () if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) else ast.walk(node):
             if isinstance(inner, ast.Name) and inner.id == "KNOBS":
                 value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
                 declared.append(value if isinstance(inner.ctx, ast.Store) else None)

@@ -265,6 +265,7 @@ class TestSourceHash:
         ("KNOBS = {}", {}),
         ("KNOBS = dict(deep=(1, 2))", None),
         ("KNOBS = {**OTHERS}", None),
+        ("KNOBS = {'deep': (2, 4)}\ndef model(ctx):\n    return KNOBS", {"deep": (2, 4)}),
         ("KNOBS = {'deep': (2, 4)}\nKNOBS |= {'wide': (1, 2)}", None),
         ("KNOBS = {'deep': (2, 4)}\nKNOBS['wide'] = (1, 2)", None),
         ("KNOBS = {'deep': (2, 4)}\nif BIG:\n    KNOBS.update(wide=(1, 2))", None),

@@ -8,9 +8,9 @@ from benchmarks.made_up_h200 import IMAGE_BYTES, Card, search
 
 
 def test_a_search_finds_what_the_card_has(tmp_path: Path) -> None:
-    launcher, outcome = search(Card(), 100.0, 0, tmp_path)
+    launcher, outcome = search(Card(), 175.0, 0, tmp_path)
     best, own = outcome.best, outcome.best_same_batch
-    assert best.speedup > 2.5 and own.config["batch_size"] == 32 and outcome.elapsed_s <= 105
+    assert best.speedup > 2.5 and own.config["batch_size"] == 32 and outcome.elapsed_s <= 180
     assert {best.config["precision"], best.config["memory_format"]} <= {"bf16", "fp16", "channels_last"}
     assert best.config["pin_memory"] and best.samples_per_second <= Card().receiver_per_s * 1.01
     began = [began_s for began_s, _, _ in launcher.log]

@@ -125,7 +125,8 @@ def test_an_option_written_back_asks_for_the_same(name: str) -> None:
     @settings(max_examples=30)
     @given(TYPED[name])
     def check(value: Any) -> None:
-        spec = asked(words_of({"model": "resnet50", name: value}))
+        beside = {"on": "ray"} if name == "workers" else {}
+        spec = asked(words_of({"model": "resnet50", **beside, name: value}))
         words = shlex.split(command_of(spec))
         assert words[:2] == ["autotune", "search"]
         assert asked(words[2:]) == spec
@@ -142,8 +143,7 @@ def test_all_of_them_written_back_ask_for_the_same(typed: dict[str, Any]) -> Non
         typed.pop("batch_size", None)
         typed.pop("nproc_per_node", None)
     if "workers" in typed:
-        typed.pop("devices", None)
-        typed.pop("nproc_per_node", None)
+        typed["on"] = "ray"
     if "devices" in typed:
         typed.pop("device", None)
         typed.pop("nproc_per_node", None)

@@ -398,9 +398,9 @@ class Contest:
     @property
     def wrong(self) -> list[Config]:
         """Configurations that do not train like eager fp32."""
-        numbers = {n for verdict in self.checks if verdict.passed is False for n in verdict.trials}
-        configs = [verdict.config for verdict in self.checks if verdict.passed is False]
-        return [*configs, *(one.config for one in self.finalists if one.trial.number in numbers)]
+        failed = [verdict for verdict in self.checks if verdict.passed is False]
+        finalists = [one for one in self.finalists if any(covers(self.race.final, v, one) for v in failed)]
+        return [*(verdict.config for verdict in failed), *(one.config for one in finalists)]
 
 
 def prove(contest: Contest, noise: stats.LaunchNoise) -> Proof:
