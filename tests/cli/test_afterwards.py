@@ -22,6 +22,8 @@ from autotune.space.formatting import rate_text
 
 from .conftest import STATUSES, Finished
 
+pytestmark = pytest.mark.slow
+
 DOCS = Path(__file__).parents[2] / "docs"
 
 

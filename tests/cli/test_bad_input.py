@@ -361,6 +361,7 @@ class TestWorkloadsThatFail:
         Path("my_broken_net.py").write_text(text)
         return terminal.refuses(["search", "--model", "my_broken_net.py", "--budget", "20s", *options], code)
 
+    @pytest.mark.slow
     def test_one_that_raises_on_import(self, terminal: Terminal) -> None:
         refused = self.search(terminal, "import torch\n\nhalf = torch.no_such_thing\n")
         assert "no_such_thing" in refused.sentence and "my_broken_net" in refused.sentence
@@ -402,6 +403,7 @@ class TestWorkloadsThatFail:
         assert "photos" in refused.sentence and refused.advice
         assert terminal.left_nothing()
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("broken", [b"no image at all", None], ids=["garbage", "cut short"])
     def test_a_corrupt_jpeg_among_good_ones_is_named(self, terminal: Terminal, broken: bytes | None) -> None:
         folder = terminal.folder / "photos" / "cats"

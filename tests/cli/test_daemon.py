@@ -89,6 +89,7 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Typing]:
     assert found.apart("daemon", "stop") == "the daemon has ended\n"
 
 
+@pytest.mark.slow
 def test_status(typed: Typing) -> None:
     found = typed.json("daemon", "status")
     assert found["state"] == "running" and found["pid"] > 0 and found["schema_version"] == 1
@@ -98,6 +99,7 @@ def test_status(typed: Typing) -> None:
     assert "the daemon runs" in typed("daemon", "logs")
 
 
+@pytest.mark.slow
 def test_a_job_from_the_first_word_to_the_last(typed: Typing) -> None:
     words = ["submit", "--replay", str(SURFACE), "--budget", "60s", "--seed", "3", "--on-done", "touch told", "--json"]
     (job,) = json.loads(typed.apart(*words))["jobs"]
@@ -124,6 +126,7 @@ def test_a_job_from_the_first_word_to_the_last(typed: Typing) -> None:
     assert typed("jobs", "log", number) == ""
 
 
+@pytest.mark.slow
 def test_what_waits_says_why_and_does_what_it_is_told(typed: Typing) -> None:
     (job,) = typed.json("submit", "--model", "tiny.py", "--device", "cpu", "--not-before", "+2h", "--study", "mine")[
         "jobs"
@@ -212,6 +215,7 @@ def test_a_matrix_is_queued_once_however_often_it_is_submitted(
     assert "4 missing. `autotune submit matrix.yaml --dry-run` says" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -348,6 +352,7 @@ def test_a_unit_for_systemd(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 class TestWhatIsPrinted:
+    @pytest.mark.slow
     def test_a_job_says_why_it_waits_and_what_to_type_next(self, typed: Typing) -> None:
         name = "a-study-with-a-name-that-is-longer-than-a-narrow-terminal-is-wide"
         said = typed("submit", "--model", "resnet18", "--study", name, "--not-before", "+2h", "--on-done", "true")
@@ -411,6 +416,7 @@ def on_a_terminal(typed: Typing, columns: int, *words: str) -> str:
     return found.decode()
 
 
+@pytest.mark.slow
 def test_a_running_job_is_watched_and_left_alone(typed: Typing) -> None:
     (job,) = typed.json(
         *("submit", "--model", "tiny.py", "--device", "cpu", "--fix", "compile_mode=off", "--set", "num_workers=0"),

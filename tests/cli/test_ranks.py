@@ -17,6 +17,8 @@ from autotune.study.history import read_launches
 
 from .conftest import DEADLINE_S, SEARCH, Finished, new_project, survivors
 
+pytestmark = pytest.mark.slow
+
 #: A training loop of a reader's own, which prints what each rank trains on.
 LOOP = """
 import sys

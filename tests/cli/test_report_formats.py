@@ -35,6 +35,7 @@ def study(finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return StudyFiles(copy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "form"),
     [

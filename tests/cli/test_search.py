@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import optuna
+import pytest
 
 from .conftest import DEADLINE_S, SEARCH, STATUSES, Finished, Project, new_project, survivors
 
@@ -106,6 +107,7 @@ class Running:
         return self.process.returncode, out
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_everything_and_says_how_to_go_on(tmp_path: Path) -> None:
     project = new_project(tmp_path / "project")
     running = Running(project, *SEARCH, "--study", "mine", "--trials", "2", "--budget", "120s", "--json")
@@ -123,6 +125,7 @@ def test_ctrl_c_keeps_everything_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert unfinished.returncode == 0 and "autotune resume mine" in unfinished.stdout
 
 
+@pytest.mark.slow
 def test_a_polite_kill_before_anything_was_measured(tmp_path: Path) -> None:
     project = new_project(tmp_path / "project")
     running = Running(project, *SEARCH, "--study", "mine", "--budget", "120s")

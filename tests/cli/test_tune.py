@@ -98,6 +98,7 @@ def interrupted(tmp_path: Path) -> tuple[list[str], dict[str, str]]:
     return command, env
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_study_and_says_how_to_go_on(tmp_path: Path) -> None:
     interrupted(tmp_path)
     assert (tmp_path / "studies" / "train_workload-1" / "study.yaml").is_file()

@@ -11,6 +11,7 @@ from .conftest import Finished
 PROFILE = "studies/my_tiny_net-1/profile.yaml"
 
 
+@pytest.mark.slow
 def test_a_promise_is_checked_by_launching_it_again(finished: Finished) -> None:
     done = finished.project.run("verify", "--profile", PROFILE, "--budget", "12s", "--allow-busy", "--json")
     found = json.loads(done.stdout)

@@ -62,6 +62,7 @@ def test_an_argument_that_it_does_not_take_is_refused(tmp_path: Path) -> None:
         checked(tmp_path, GOOD, args={"depth": "3"})
 
 
+@pytest.mark.slow
 def test_one_that_does_not_end_is_given_up_and_said(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     text = f"""

@@ -107,6 +107,7 @@ def assert_told_nowhere(secret: str, folder: Path) -> None:
     assert [path for path in files if secret.encode() in path.read_bytes()] == []
 
 
+@pytest.mark.slow
 def test_a_search_outlives_its_server(
     server: Postgres, database: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,6 +136,7 @@ def test_a_megabyte_is_refused(talking: Daemon) -> None:
     still_answers(talking)
 
 
+@pytest.mark.slow
 def test_five_hundred_who_say_nothing_and_one_who_reads_nothing(talking: Daemon) -> None:
     talkers = []
     try:

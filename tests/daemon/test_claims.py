@@ -103,6 +103,7 @@ def test_a_lock_that_is_taken_away_is_made_again(tmp_path: Path) -> None:
     assert one.obstacle(B) is None and Claims(tmp_path).obstacle(A) is not None
 
 
+@pytest.mark.slow
 def test_two_daemons_run_their_jobs_one_after_the_other(daemon: Daemon, tmp_path: Path) -> None:
     other = Daemon(tmp_path / "other")
     daemon.start()

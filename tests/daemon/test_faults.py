@@ -149,6 +149,7 @@ def test_killed_fifty_times(daemon: Daemon, project: Path, seed: int) -> None:
     killed_at_random(daemon, project, replays=8, reals=2, kills=50, seed=seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "step",
     [
@@ -211,6 +212,7 @@ def test_the_runtime_folder_is_wiped_and_the_socket_comes_back(daemon: Daemon) -
     assert "the socket was taken away" in daemon.log()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "state"), [("resume", JobState.DONE), ("pause", JobState.PAUSED)])
 def test_another_boot_id_and_no_runtime_folder(daemon: Daemon, project: Path, policy: str, state: JobState) -> None:
     """Simulates a reboot: the boot id is a new one, and processes and the runtime folder are gone."""
@@ -230,6 +232,7 @@ def test_another_boot_id_and_no_runtime_folder(daemon: Daemon, project: Path, po
         assert ended.state is JobState.DONE
 
 
+@pytest.mark.slow
 def test_only_one_of_four_runs(daemon: Daemon) -> None:
     command = daemon.command()
     four = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for _ in range(4)]
@@ -249,6 +252,7 @@ def test_only_one_of_four_runs(daemon: Daemon) -> None:
                 process.stderr.close()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="choosing a process's number takes a pid namespace, and that root")
 def test_the_number_of_a_dead_process_is_somebody_elses_now(daemon: Daemon, project: Path) -> None:
     script = [sys.executable, str(HERE / "number_taken.py"), str(daemon.state), str(project)]

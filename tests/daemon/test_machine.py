@@ -32,6 +32,7 @@ MOUNT = 'mount -t tmpfs -o size=1m tmpfs "$0"'
 ELSEWHERE = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up(tmp_path: Path, project: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
@@ -138,6 +139,7 @@ class TestWatchdog:
         while listener.recv(1000) != wanted:
             pass
 
+    @pytest.mark.slow
     def test_it_is_fed_as_long_as_the_loop_turns(self, daemon: Daemon, tmp_path: Path) -> None:
         with self.listen(daemon, tmp_path) as listener:
             daemon.start()
@@ -149,6 +151,7 @@ class TestWatchdog:
             self.hear(listener, b"STOPPING=1")
             assert daemon.process.wait(timeout=20) == 0
 
+    @pytest.mark.slow
     def test_a_scheduler_that_stands_still_feeds_nobody(self, daemon: Daemon, tmp_path: Path) -> None:
         with self.listen(daemon, tmp_path) as listener:
             freeze = tmp_path / "freeze"
@@ -166,6 +169,7 @@ class TestWatchdog:
                 listener.recv(1000)
 
 
+@pytest.mark.slow
 def test_stop_ends_what_runs_and_the_next_one_goes_on(daemon: Daemon, project: Path) -> None:
     daemon.start()
     (job,) = daemon.client.submit(acted_request(project, "mine", "waits_the_first_time"))
@@ -198,6 +202,7 @@ def commands() -> list[str]:
 class TestWhatIsLeftBehind:
     """Processes that outlive their job or notice, and descriptors."""
 
+    @pytest.mark.slow
     def test_many_jobs_leave_no_descriptor_open(self, daemon: Daemon, project: Path) -> None:
         daemon.start()
         assert daemon.process is not None
@@ -235,6 +240,7 @@ class TestWhatIsLeftBehind:
 
 
 class TestNotices:
+    @pytest.mark.slow
     @pytest.mark.parametrize(("command", "notice"), [("sleep 1", "sent"), ("sleep 300; true", "due")])
     def test_none_outlives_the_daemon(self, daemon: Daemon, project: Path, command: str, notice: str) -> None:
         """A short one is waited for, and one that is killed is sent again by the next daemon."""

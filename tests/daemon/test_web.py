@@ -217,6 +217,7 @@ def test_clients_that_send_nothing_or_stop_reading_are_disconnected(served: tupl
     assert reader.ask("/")[0] == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [40, 2 * CONNECTIONS])
 def test_slow_clients_keep_nobody_waiting(served: tuple[Daemon, Reader, Path], number: int) -> None:
     """Each sends a byte of its request now and then, so that it never counts as idle."""
@@ -257,6 +258,7 @@ def test_what_goes_wrong_is_told_without_its_particulars(served: tuple[Daemon, R
     assert daemon.files.page_log.read_text() == f"{reader.address.geturl()}\n"
 
 
+@pytest.mark.slow
 def test_from_elsewhere_a_token_is_asked_for(daemon: Daemon) -> None:
     daemon.start("--web", "0.0.0.0:0", wait=False)
     assert daemon.process is not None and daemon.process.wait(timeout=20) == UsageError.exit_code

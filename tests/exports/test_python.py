@@ -110,6 +110,7 @@ def both(configurations: dict[str, dict[str, Value]], folder: Path) -> tuple[lis
     return alone, answer_of(found + WITH, *files, folder=folder)
 
 
+@pytest.mark.slow
 def test_trains_as_the_profile_does(tmp_path: Path) -> None:
     alone, applied = both(CONFIGURATIONS, tmp_path)
     assert alone == applied
@@ -121,6 +122,7 @@ def test_trains_as_the_profile_does(tmp_path: Path) -> None:
     assert plain["losses"] != images["losses"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 def test_compiles_in_place_as_the_profile_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Otherwise each of them starts a pool of processes, which import torch.

@@ -91,6 +91,7 @@ def test_args_by_the_words_of_a_script() -> None:
     assert made.text == "-b 64\n" and "precision=bf16 has no words" in notes and "num_workers=2" not in notes
 
 
+@pytest.mark.slow
 @needs("timm")
 def test_timm(tmp_path: Path) -> None:
     told = yaml.safe_load(exported("timm", CPU, tmp_path, model="timm:resnet18").read_text())
@@ -109,6 +110,7 @@ def test_timm(tmp_path: Path) -> None:
     assert answer_of(code, json.dumps(told["opt_kwargs"]), folder=tmp_path) == [True, False]
 
 
+@pytest.mark.slow
 @needs("accelerate")
 def test_accelerate(tmp_path: Path) -> None:
     file = exported("accelerate", {**CPU, "compile_mode": "default"}, tmp_path)
@@ -134,6 +136,7 @@ def test_accelerate(tmp_path: Path) -> None:
     assert "batch_size=64, drop_last=True" in text and "--num_cpu_threads_per_process 2" in text
 
 
+@pytest.mark.slow
 @needs("transformers", "accelerate")
 def test_transformers(tmp_path: Path) -> None:
     code = (
@@ -152,6 +155,7 @@ def test_transformers(tmp_path: Path) -> None:
     assert cuda["torch_compile"] and cuda["tf32"] is False and not cuda["use_cpu"]
 
 
+@pytest.mark.slow
 @needs("transformers")
 def test_a_compiler_can_ask_for_the_precision_that_the_trainer_has_set(tmp_path: Path) -> None:
     """It asks where it chooses among kernels, and PyTorch refuses the answer if it was set by backend alone."""
@@ -168,6 +172,7 @@ def test_a_compiler_can_ask_for_the_precision_that_the_trainer_has_set(tmp_path:
     assert not any("precision=tf32" in note for note in eager.notes)
 
 
+@pytest.mark.slow
 @needs("lightning")
 def test_lightning(tmp_path: Path) -> None:
     code = (

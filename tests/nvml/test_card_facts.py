@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from .conftest import card
 
 
+@pytest.mark.slow
 def test_every_answer_or_the_error_in_its_place(driver):
     driver.says(card("GPU-a", processes="4711 4712", reasons=4))
     ended = subprocess.run(

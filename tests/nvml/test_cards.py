@@ -20,6 +20,7 @@ EVERY_CALL = (
 )
 
 
+@pytest.mark.slow
 def test_a_card_as_the_driver_tells(driver):
     driver.says(card("GPU-a", processes="4711 4712", utilization=42, reasons=4, mig=1))
     (found,) = driver.asked("gpu.gpus()")
@@ -241,6 +242,7 @@ def test_a_lost_card_beside_a_good_one_is_not_left_out(driver):
     assert "GPU is lost" in found["reason"]
 
 
+@pytest.mark.slow
 def test_an_older_library_lacks_calls(tmp_path):
     """Values behind missing symbols are unknown, unless an older call provides them."""
     absent = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetTemperature", "nvmlDeviceGetMigMode")
@@ -259,6 +261,7 @@ def test_a_library_without_its_driver(driver):
     assert (found["is"], found["driver_present"]) == ("NvmlUnavailable", has_nvidia_driver())
 
 
+@pytest.mark.slow
 def test_no_library_at_all(tmp_path):
     (tmp_path / "libnvidia-ml.so.1").touch()  # found before any other, and not one
     driver = Driver(tmp_path, tmp_path / "nvml.txt")

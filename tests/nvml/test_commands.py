@@ -40,6 +40,7 @@ def typed(driver, tmp_path: Path, seen: Path):
     return run
 
 
+@pytest.mark.slow
 def test_a_launch_of_a_script_sees_as_many_cards_as_its_launcher_starts_ranks(typed, seen):
     told = ["--rate", "(?P<rate>[0-9]+) images/s", "--map", "num_workers=--workers {num_workers}"]
     command = ["./torchrun", "--nproc-per-node=2", "train.py"]
@@ -62,6 +63,7 @@ def test_a_run_says_what_its_search_has_not_seen(typed, tmp_path):
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_search_for_energy_is_refused_before_anything_is_launched(typed, driver, tmp_path):
     driver.says(card("GPU-a"), card("GPU-b", energy=None), card("GPU-c"))
     search = ("search", "--objective", "energy", "--no-input", "--model", "resnet18", "--nproc-per-node", "2")

@@ -68,6 +68,7 @@ def look_again(daemon, times=3):
     wait_until(lambda: looks() >= before + times)
 
 
+@pytest.mark.slow
 def test_a_job_makes_way_for_a_neighbour_and_goes_on_when_he_is_gone(cards, tmp_path):
     daemon, say = cards
     (job,) = daemon.client.submit(on_a_card(tmp_path, "mine", "waits_the_first_time"))
@@ -95,6 +96,7 @@ def test_a_job_makes_way_for_a_neighbour_and_goes_on_when_he_is_gone(cards, tmp_
     assert (ended.state, ended.runs, ended.placed) == (JobState.DONE, 2, UUID)
 
 
+@pytest.mark.slow
 def test_a_driver_that_does_not_answer_is_waited_for(cards, tmp_path):
     """The daemon opens NVML once, and again after an error."""
     daemon, say = cards
@@ -136,6 +138,7 @@ def test_memory_that_stays_after_a_kill_keeps_the_card_from_everybody(cards, tmp
     assert ended.state is JobState.DONE
 
 
+@pytest.mark.slow
 def test_two_cards_two_jobs_each_sees_its_own(cards, tmp_path):
     daemon, _ = cards
     jobs = daemon.client.submit(*(on_a_card(tmp_path, f"job-{n}", "waits_the_first_time") for n in range(3)))
@@ -145,6 +148,7 @@ def test_two_cards_two_jobs_each_sees_its_own(cards, tmp_path):
     assert daemon.client.job(jobs[2].id).state is JobState.QUEUED
 
 
+@pytest.mark.slow
 def test_jobs_go_to_the_instances_of_a_split_card(cards, tmp_path):
     daemon, say = cards
     say(split(UUID, "MIG-b", "MIG-c"))

@@ -5,6 +5,7 @@ import pytest
 from .conftest import card, split
 
 
+@pytest.mark.slow
 def test_doctor_lists_each_cards_processes_and_name(driver):
     cards = [
         card("GPU-a"),

@@ -37,6 +37,7 @@ def has_run(result):
     return result["exit_code"] is not None
 
 
+@pytest.mark.slow
 def test_an_idle_card_is_not_waited_for(launch):
     result, said = launch((0, gpus(IDLE)))
     assert has_run(result)

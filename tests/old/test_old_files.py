@@ -20,6 +20,8 @@ from autotune.base.layout import STATE_DIR
 
 from ..cli.conftest import typed_here  # noqa: TID252
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 
 

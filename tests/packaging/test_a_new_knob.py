@@ -14,6 +14,8 @@ import pytest
 import autotune
 from autotune.knobs import KNOBS
 
+pytestmark = pytest.mark.slow
+
 PACKAGE = Path(autotune.__file__).parent
 
 KNOB = '''

@@ -153,6 +153,7 @@ def test_its_catalog_is_its_own_and_models_is_the_users(installed: Path, project
     assert "throughput" in objectives
 
 
+@pytest.mark.slow
 def test_a_users_own_workload_is_searched_from_the_wheel(installed: Path, project: Path) -> None:
     options = ["--device", "cpu", "--budget", "45s", "--trials", "2", "--allow-busy", "--json"]
     options += ["--fix", "compile_mode=off", "--fix", "workload.pause=false", "--set", "num_workers=0"]

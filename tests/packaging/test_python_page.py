@@ -30,6 +30,7 @@ def run(folder: Path, *words: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(DEADLINE_S + 60)
 def test_the_pages_code_runs(tmp_path: Path) -> None:
     page = (DOCS / "python.md").read_text()

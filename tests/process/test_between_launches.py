@@ -74,6 +74,7 @@ def semaphores(mark):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize("dies", ["leader", "worker"])
 def test_the_dead_leave_nothing(process_launcher, study_mark, leaving, neighbour, temporary, method, dies):
@@ -104,6 +105,7 @@ def test_the_dead_leave_nothing(process_launcher, study_mark, leaving, neighbour
 class TestAlone:
     """These have the machine to themselves."""
 
+    @pytest.mark.slow
     def test_a_launch_waits_for_its_card(self, fault):
         """The driver is simulated; the launches are real, and fail because there is no card."""
         readings = [0, 0, 900, 900, 900, 900, 0, 0]

@@ -37,6 +37,7 @@ def launch(process_launcher, workloads, tmp_path):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [WORKERS, {**WORKERS, "persistent_workers": True}, {}])
 def test_the_device_alone_never_waits(launch, study_mark, config):
     alive = []
@@ -74,6 +75,7 @@ def test_the_loader_alone_in_the_process_itself(launch):
     assert 20 < result.measurement.steady_per_s <= 105
 
 
+@pytest.mark.slow
 def test_the_turns_of_a_loader_alone_weigh_in(launch):
     """An epoch is 5 batches of 20 ms; every turn starts a worker that takes 150 ms to come up."""
     args = {"samples": "40", "sample_s": "0.0025", "worker_start_s": "0.15"}

@@ -38,6 +38,7 @@ def proof(files):
     return list(files.launches.glob("verify-*/result.json"))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(280)
 def test_two_cores_killed_interrupted_and_resumed(workloads, tmp_path):
     allowed = sorted(os.sched_getaffinity(0))

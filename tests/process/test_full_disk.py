@@ -34,6 +34,7 @@ def on_a_small_disk(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_launches_and_the_studys_memory_say_so_and_work_again_with_room(on_a_small_disk):
     *told, remembered = on_a_small_disk(HERE / "launch_on_a_full_disk.py")
     full = [t for t in told if t["name"].startswith(("no room", "a failure on a full disk"))]
@@ -72,6 +73,7 @@ def test_it_stops_the_search_with_one_sentence_and_loses_nothing(on_a_small_disk
     assert end == {"profile": True, "outcome": True}
 
 
+@pytest.mark.slow
 def test_a_training_keeps_its_last_checkpoint_and_goes_on_with_room(on_a_small_disk, whole_profile):
     full, again = on_a_small_disk(HERE / "train_on_a_full_disk.py", whole_profile({"num_workers": 0}))
     assert full["code"] == 5, full["stderr"]

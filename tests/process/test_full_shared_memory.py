@@ -22,6 +22,7 @@ MOUNT = "mount -t tmpfs -o size=4m tmpfs /dev/shm"
 ELSEWHERE = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
 
 
+@pytest.mark.slow
 def test_a_leader_that_touches_a_page_too_many(fault, tmp_path):
     if (
         shutil.which("unshare") is None

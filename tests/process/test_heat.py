@@ -163,6 +163,7 @@ def test_what_others_leave_behind_has_room(heats, limit_bytes, status):
     assert all(row.ratio is not None for row in rows if row is not rows[1])
 
 
+@pytest.mark.slow
 def test_a_hang_ends_the_launch_and_the_others_run_again(heats):
     limits = PhaseLimits(silence_s=8.0, compile_s=8.0, measure_s=60.0)
     rows, launches = heats(sizes(), spec={"limits": limits}, fault="hangs", at=16, step=2)
@@ -195,6 +196,7 @@ class TestAlone:
             launches.results[0].heat.ended == "the best is known"
         )
 
+    @pytest.mark.slow
     def test_a_heat_whose_time_is_up_tells_what_it_knows(self, heats):
         late = {"max_rounds": 1000, "min_rounds": 1000, "max_s": 100.0, "wall_s": 4.0}
         rows, launches = heats([BASE, {**BASE, "batch_size": 16}, BASE, BASE], late, fault="waits", at=16, step=4)

@@ -77,6 +77,7 @@ def test_steps_too_slow_to_take_many_settle_in_half_of_them(hold):
     assert hold(plan=endless)[0].settled
 
 
+@pytest.mark.slow
 def test_memory_of_the_evaluation_counts(hold):
     found, seen = hold(config={"precision": "bf16"}, pass_bytes=100 * MIB)
     assert all(line["bf16"] for line in seen)

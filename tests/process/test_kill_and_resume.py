@@ -60,6 +60,7 @@ TEN = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize(
     ("moments", "trials", "budget"),

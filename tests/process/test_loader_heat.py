@@ -46,6 +46,7 @@ def heats(process_launcher, workloads, tmp_path):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "at", "status"),
     [
@@ -73,6 +74,7 @@ def test_entrants_that_differ_in_more_than_their_loaders_are_refused(heats):
 class TestAlone:
     """These have the machine to themselves."""
 
+    @pytest.mark.slow
     def test_workers_that_wait_side_by_side_deliver_in_proportion_to_their_number(self, heats):
         """Nothing is built and nothing trained: the workload's model would raise."""
         heat, results = heats(workers(1, 2, 4, 8), {"max_rounds": 3}, wait_ms=10)

@@ -172,6 +172,7 @@ class TestAlone:
         # The steps cut as warm-up ran at less than 100 samples/s.
         assert found.steady_per_s > 150
 
+    @pytest.mark.slow
     def test_steps_that_go_on_getting_slower_never_settle(self, measure):
         # No interval is narrow enough, so all steps are looked at: the first ten may look alike by chance.
         plan = PLAN.model_copy(update={"target_halfwidth": 1e-9, "min_window_s": 0.05, "max_measure_s": 3.0})
@@ -189,6 +190,7 @@ class TestAlone:
         # The epoch turn of a rejected configuration is not measured.
         assert found.epoch_turn_s is None
 
+    @pytest.mark.slow
     def test_windows_never_span_the_turn_of_an_epoch(self, measure):
         """An epoch has 5 batches, and each epoch turn starts workers that take 150 ms to come up."""
         found, _ = measure({"num_workers": 2, "prefetch_factor": 2}, samples=40, worker_start_s=0.15, step_s=0.005)

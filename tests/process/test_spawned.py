@@ -51,6 +51,7 @@ LAUNCHES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_a_spawned_launch_ends_like_a_forked_one(spawning, process_launcher, fault, name):
     launcher, mark, _ = spawning

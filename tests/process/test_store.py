@@ -53,6 +53,7 @@ def test_there_is_none_unless_one_is_asked_for(folder: Path) -> None:
     assert behind_store(own, DataRef(kind="synthetic", store=SlowStore(latency_s=1.0))) is own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_wait_for_it_however_they_were_started(folder: Path, method: str) -> None:
     stored = behind_store(Reading(folder), data(folder, latency_s=LATENCY_S))
@@ -88,6 +89,7 @@ class TestAlone:
         with pytest.raises(FileNotFoundError):
             (folder / "gone").read_bytes()
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("workers", [0, 2])
     def test_a_launch_knows_that_it_waits_for_its_store(
         self, process_launcher: Any, workloads: Path, tmp_path: Path, folder: Path, workers: int

@@ -18,6 +18,8 @@ from autotune.machine.gpu import SLOWDOWNS
 from autotune.workload.catalog import find_workload
 from tests.support import make_spec
 
+pytestmark = pytest.mark.slow
+
 CORES = len(os.sched_getaffinity(0))
 #: Other processes may use three quarters of the machine, more than anything running beside the tests usually takes.
 PLAN = MeasurePlan(

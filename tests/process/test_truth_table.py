@@ -136,6 +136,7 @@ def test_a_probe_counts_what_a_batch_is_made_of(launch, fault):
     assert (found.sample_tensors, found.sample_bytes, found.dataset_samples) == (2, 640, 4096)
 
 
+@pytest.mark.slow
 def test_a_killed_template_takes_its_launch_along_and_a_new_one_comes_up(fault):
     mark = f"test-{uuid4().hex}"
     launcher = ProcessLauncher(mark, SystemClock())
@@ -156,6 +157,7 @@ def test_a_killed_template_takes_its_launch_along_and_a_new_one_comes_up(fault):
     assert marked(mark) == {}
 
 
+@pytest.mark.slow
 def test_a_machine_that_starts_no_more_processes(fault, tmp_path, monkeypatch):
     """As by `ulimit -u`, which does not bind every user who runs this test."""
     refusing = "def fork(): raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))"
@@ -168,6 +170,7 @@ def test_a_machine_that_starts_no_more_processes(fault, tmp_path, monkeypatch):
     assert "ulimit -u" in refused.value.advice
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "at", "phase", "workers"),
     [("wait", 1, "compile", 0), ("wait_deaf", "worker", "build", 2)],
@@ -187,6 +190,7 @@ def test_kill_9_of_the_parent_ends_everything(fault, tmp_path, name, at, phase, 
     wait_until(lambda: marked(mark) == {})
 
 
+@pytest.mark.slow
 def test_time_in_which_the_parent_was_stopped_does_not_count(fault, tmp_path):
     """As by Ctrl-Z. The launch itself goes on, and its step takes longer than its limit."""
     spec = fault("signals.wait_for:7", 1, limits=PhaseLimits(compile_s=6.0))

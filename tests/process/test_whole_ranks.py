@@ -11,6 +11,7 @@ from .wholes import assert_equal, into, learnt, newest
 TWO = {"ranks": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "more", "steps", "moments"),
     [
@@ -56,6 +57,7 @@ def test_killed_it_ends_as_if_it_had_not_been(run, training, tmp_path, config, m
     assert not torch.equal(one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("moment", "code"),
     [

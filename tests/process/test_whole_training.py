@@ -23,6 +23,7 @@ HERE = Path(__file__).parent
 WORKERS = {"num_workers": 2, "prefetch_factor": 2}
 
 
+@pytest.mark.slow
 def test_another_training_is_refused_and_more_epochs_are_not(run, training, tmp_path):
     folder, words = tmp_path / "kept", training({"num_workers": 0}, {"schedule": "no"}, epochs=1)
     first, more = run(into(folder, words), into(folder, training({"num_workers": 0}, {"schedule": "no"}, epochs=2)))
@@ -41,6 +42,7 @@ def test_another_training_is_refused_and_more_epochs_are_not(run, training, tmp_
     assert_equal(learnt(folder), before)
 
 
+@pytest.mark.slow
 def test_code_in_a_checkpoint_beside_a_profile_is_not_run(run, training, whole_profile, tmp_path):
     made = tmp_path / "made"
 
@@ -141,6 +143,7 @@ def test_a_polite_end_writes_a_checkpoint(run, training, tmp_path, number, code,
     assert_equal(learnt(tmp_path / "plain"), learnt(tmp_path / "ended"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "more"),
     [

@@ -37,6 +37,7 @@ def refused(found: dict[str, Any], knob: str) -> dict[Any, str | None]:
     return {choice["value"]: choice["refused"] for choice in found["knobs"][knob]["choices"]}
 
 
+@pytest.mark.slow
 def test_a_plain_script_can_be_set(space: Any) -> None:
     found = space(*script("train.py", "--workers", "3"))
     own = found["baseline"]
@@ -56,6 +57,7 @@ def test_a_plain_script_can_be_set(space: Any) -> None:
     assert modes["default"] is None and modes["max-autotune"] is not None
 
 
+@pytest.mark.slow
 def test_what_a_script_does_itself_is_its_own(space: Any) -> None:
     found = space(*script("train.py", "--autocast", "--compile", "--stream", "--optimizer", "Adadelta"))
     own = found["baseline"]
@@ -70,6 +72,7 @@ def test_what_a_script_does_itself_is_its_own(space: Any) -> None:
     assert "fused" in refused(found, "optimizer_impl") and refused(found, "optimizer_impl")["fused"] is not None
 
 
+@pytest.mark.slow
 def test_what_has_a_place_in_the_command_can_be_anything(space: Any) -> None:
     words = script("train.py", "--batch-size", "{batch_size}")
     found = space(*words, options=("--batch-size", "16"))
@@ -77,6 +80,7 @@ def test_what_has_a_place_in_the_command_can_be_anything(space: Any) -> None:
     assert set(refused(found, "batch_size").values()) == {None}
 
 
+@pytest.mark.slow
 def test_a_launcher_that_asks_for_one_thread_does_not_pin_them(space: Any) -> None:
     found = space("env", "OMP_NUM_THREADS=1", *script("train.py"))
     threads = refused(found, "intra_op_threads")
@@ -84,17 +88,20 @@ def test_a_launcher_that_asks_for_one_thread_does_not_pin_them(space: Any) -> No
     assert set(threads.values()) == {None}
 
 
+@pytest.mark.slow
 def test_samples_can_be_told(space: Any) -> None:
     found = space(*script("gan.py"), options=("--samples-per-step", "16"))
     assert found["baseline"]["batch_size"] == 16
 
 
+@pytest.mark.slow
 def test_what_a_script_lacks_is_inactive(space: Any) -> None:
     found = space(*script("gan.py"))
     assert found["inactive"]["num_workers"] == "no loader was seen"
     assert refused(found, "precision").keys() >= {"fp32"} and "num_workers" not in found["baseline"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [

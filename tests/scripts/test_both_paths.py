@@ -37,6 +37,7 @@ NOT_HERE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TOGETHER)
 def test_a_script_and_a_prepared_training_have_the_same_in_force(run: Runner, name: str) -> None:
     dimensions, configuration = TOGETHER[name]

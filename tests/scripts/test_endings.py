@@ -27,6 +27,7 @@ TYPED = "nobody types in a launch, and its output is no terminal"
 SEARCH = [sys.executable, "-P", "-m", "autotune", "search", "--allow-busy"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [
@@ -56,11 +57,13 @@ runpy.run_path({str(SCRIPTS / "steady.py")!r}, run_name="__main__")
 """
 
 
+@pytest.mark.slow
 def test_a_script_may_ask_how_wide_its_terminal_is(launched: Any) -> None:
     result = launched(*code(ASKING))
     assert result.status is TrialStatus.COMPLETE, (result.cause, result.evidence)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "cause", "limits"),
     [
@@ -83,6 +86,7 @@ def test_a_script_that_never_trains_does_not_run_for_ever(
     assert result.evidence is None or "autotune/child" not in result.evidence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["fork", "spawn"])
 def test_training_in_a_process_of_the_scripts_own_is_told(launched: Any, how: str) -> None:
     result = launched(*python("elsewhere.py", how, "--steps", "30"))
@@ -91,18 +95,21 @@ def test_training_in_a_process_of_the_scripts_own_is_told(launched: Any, how: st
     assert "torchrun" in result.advice
 
 
+@pytest.mark.slow
 def test_training_elsewhere_is_not_watched_to_its_end(launched: Any) -> None:
     result = launched(*python("elsewhere.py", "fork"))
     assert result.status is TrialStatus.USER_ERROR and "forked itself" in result.cause, result.cause
     assert result.wall_s < 60
 
 
+@pytest.mark.slow
 def test_a_training_in_the_background_is_told_and_ended(launched: Any, tmp_path: Path) -> None:
     result = launched(*python("elsewhere.py", "background"))
     assert result.status is TrialStatus.USER_ERROR and "goes on in the background" in result.cause, result.cause
     assert not [p for p in psutil.process_iter(["cmdline"]) if "background" in (p.info["cmdline"] or ())]
 
 
+@pytest.mark.slow
 def test_a_loader_in_a_spawned_process_is_the_scripts_own(launched: Any) -> None:
     result = launched(*python("elsewhere.py", "loader"), num_workers=2, prefetch_factor=2)
     assert result.status is TrialStatus.COMPLETE, result.cause
@@ -110,6 +117,7 @@ def test_a_loader_in_a_spawned_process_is_the_scripts_own(launched: Any) -> None
     assert result.measurement.batch_size == 1 and result.measurement.epoch_samples == 0
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_told(launched: Any) -> None:
     endless = "import torch\nwhile True: print('y')"
     result = launched("bash", "-o", "pipefail", "-c", f'"{sys.executable}" -c "{endless}" | head -1')
@@ -117,6 +125,7 @@ def test_a_closed_pipe_is_told(launched: Any) -> None:
     assert "BrokenPipeError: [Errno 32] Broken pipe" in result.cause
 
 
+@pytest.mark.slow
 def test_what_a_framework_has_caught_is_told_by_its_traceback(launched: Any) -> None:
     caught = (
         "import sys, traceback, torch\n"
@@ -137,6 +146,7 @@ def test_only_last_words_count() -> None:
     assert last_words(text) is None and last_words("") is None
 
 
+@pytest.mark.slow
 def test_what_a_shell_has_started_is_not_asked_to_end(
     launched: Any, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -154,6 +164,7 @@ def test_what_a_shell_has_started_is_not_asked_to_end(
     assert not saved.exists()
 
 
+@pytest.mark.slow
 def test_workers_leave_no_folders(launched: Any) -> None:
     """Each worker that sends tensors makes one for its sockets, and cannot remove it when it is ended."""
     before = set(Path(tempfile.gettempdir()).glob("pymp-*"))
@@ -163,6 +174,7 @@ def test_workers_leave_no_folders(launched: Any) -> None:
     assert not [path for path in made if path.stat().st_uid == os.getuid() and not any(path.iterdir())]
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_goes_on_in_a_forked_child_does_not_count(launched: Any, tmp_path: Path) -> None:
     forks = (
         "import os, time, torch\n"
@@ -208,6 +220,7 @@ def test_nor_is_it_tuned_while_it_goes_on(run: Runner, words: list[str], message
     assert not (run.folder / "studies").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["fork", "spawn", "background"])
 def test_a_profile_that_is_not_applied_says_so(run: Runner, how: str) -> None:
     ran = run.script("elsewhere.py", how, "--steps", "3")
@@ -218,6 +231,7 @@ def test_a_profile_that_is_not_applied_says_so(run: Runner, how: str) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_search_goes_on_when_trials_die(run: Runner, tmp_path_factory: pytest.TempPathFactory) -> None:
     starts = str(tmp_path_factory.mktemp("outside") / "starts")
@@ -270,6 +284,7 @@ def test_a_file_that_is_not_there_is_named(launched: Any) -> None:
     assert result.cause.startswith("FileNotFoundError: [Errno 2] No such file or directory: 'latest.pt'"), result.cause
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("joined", [False, True])
 def test_what_ends_the_thread_that_trains_is_told(launched: Any, joined: bool) -> None:
     """The process goes on, as a window or a server does, or ends as if nothing had happened."""
@@ -292,6 +307,7 @@ def test_what_ends_the_thread_that_trains_is_told(launched: Any, joined: bool) -
     assert result.cause == "ArithmeticError: the sums do not add up", result.cause
 
 
+@pytest.mark.slow
 def test_a_helpers_thread_may_end(launched: Any) -> None:
     text = (
         "import threading, torch\n"
@@ -307,6 +323,7 @@ def test_a_helpers_thread_may_end(launched: Any) -> None:
     assert result.status is TrialStatus.COMPLETE, result.cause
 
 
+@pytest.mark.slow
 def test_what_workers_were_sending_is_removed(launched: Any) -> None:
     """Each of several launches: a worker is not in the middle of a batch every time it is ended."""
     text = (

@@ -118,6 +118,7 @@ def test_nor_can_live(run: Runner) -> None:
     assert ran.code == 2 and "--live sets nothing by words" in ran.stderr and "Traceback" not in ran.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("searching_here")
 def test_the_space_has_what_the_map_says(run: Runner, tmp_path_factory: pytest.TempPathFactory) -> None:
     log = str(tmp_path_factory.mktemp("outside") / "log")
@@ -157,12 +158,14 @@ def launched(process_launcher: ProcessLauncher, tmp_path: Path, tmp_path_factory
     return run
 
 
+@pytest.mark.slow
 def test_a_launch_has_the_words_of_its_configuration(launched: Any) -> None:
     plan = MeasurePlan(target_halfwidth=10.0, min_windows=3, min_window_s=0.1, max_measure_s=4.0)
     _, words = launched({"precision": "fp16", "num_workers": 2}, {"num_workers": 1, "precision": "fp32"}, plan=plan)
     assert words == ["--amp", "float16", "--workers", "2"]
 
 
+@pytest.mark.slow
 def test_what_the_command_sets_is_one_thing_for_all_of_a_heat(launched: Any) -> None:
     own: dict[str, Value] = {**PLAIN, "precision": "bf16", "optimizer_impl": "for-loop", "memory_format": "contiguous"}
     heat = HeatPlan(entrants=(own, {**own, "optimizer_impl": "fused"}), turn_s=0.05, all_rounds=True, max_rounds=3)
@@ -176,6 +179,7 @@ def told(run: Runner, *options: str, **configuration: Value):
     return run.run([sys.executable, "-P", "-m", "autotune", "run", "--profile", str(profile), *options, "--", *SCRIPT])
 
 
+@pytest.mark.slow
 def test_a_profile_is_applied_by_the_same_words(run: Runner) -> None:
     ran = told(run, *MAPS, precision="fp16", num_workers=2, prefetch_factor=4)
     assert ran.seen["words"] == ["--amp", "float16", "--workers", "2"]

@@ -13,6 +13,7 @@ from .conftest import Runner, python
 OUTSIDE = "its loss would be computed in bfloat16 outside of the model"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["object", "distribution", "named"])
 def test_tensors_in_any_object_are_converted(run: Runner, how: str) -> None:
     ran = run.script("handing.py", how, precision="bf16")
@@ -20,6 +21,7 @@ def test_tensors_in_any_object_are_converted(run: Runner, how: str) -> None:
     assert ran.stderr == "autotune: profile.yaml: bf16\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["attribute", "hook"])
 def test_what_is_handed_on_beside_the_outputs_keeps_the_precision_of_the_script(run: Runner, how: str) -> None:
     ran = run.script("handing.py", how, precision="bf16")
@@ -28,6 +30,7 @@ def test_what_is_handed_on_beside_the_outputs_keeps_the_precision_of_the_script(
     assert ran.stderr.startswith(f"autotune: profile.yaml: nothing to set; not bf16 ({OUTSIDE} (")
 
 
+@pytest.mark.slow
 def test_a_trial_of_it_has_failed(launched: Any) -> None:
     result = launched(*python("handing.py", "hook", "--until", "it-is-measured"), precision="bf16")
     assert result.status is TrialStatus.DIVERGED and result.cause.startswith(OUTSIDE)
@@ -35,6 +38,7 @@ def test_a_trial_of_it_has_failed(launched: Any) -> None:
     assert launched(*python("handing.py", "hook", "--until", "it-is-measured")).status is TrialStatus.COMPLETE
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_training_that_goes_on_has_its_own_precision_back(run: Runner) -> None:
     words = ["--live", "--expect", "60s", "--allow", "precision"]

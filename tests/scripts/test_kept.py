@@ -108,6 +108,7 @@ def kept(study: Study) -> int:
     return next(int(json.loads(line)["pid"]) for line in events if '"begin"' in line)
 
 
+@pytest.mark.slow
 def test_launches_take_place_in_it_one_after_another(study: Study) -> None:
     pid = kept(study)
     own = study("trial-0", LaunchKind.MEASURE, follows=True)
@@ -136,6 +137,7 @@ def test_launches_take_place_in_it_one_after_another(study: Study) -> None:
     assert not (study.folder / "probe" / "turns.pipe").exists()
 
 
+@pytest.mark.slow
 def test_what_becomes_of_it_says_nothing_of_a_configuration(study: Study) -> None:
     pid = kept(study)
     os.kill(pid, signal.SIGKILL)
@@ -143,6 +145,7 @@ def test_what_becomes_of_it_says_nothing_of_a_configuration(study: Study) -> Non
     assert (found.status, found.within) == (TrialStatus.COMPLETE, None), found.cause
 
 
+@pytest.mark.slow
 def test_one_that_hangs_is_ended_and_the_launch_made_anew(study: Study) -> None:
     pid = kept(study)
     os.kill(pid, signal.SIGSTOP)
@@ -151,6 +154,7 @@ def test_one_that_hangs_is_ended_and_the_launch_made_anew(study: Study) -> None:
     assert not is_alive(pid)
 
 
+@pytest.mark.slow
 def test_what_it_cannot_be_switched_to_has_a_launch_of_its_own(study: Study) -> None:
     # Rprop has no fused step.
     study.options = ("--optimizer", "Rprop")
@@ -159,6 +163,7 @@ def test_what_it_cannot_be_switched_to_has_a_launch_of_its_own(study: Study) -> 
     assert found.within is None and not study.launcher.keeps
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_that_was_not_asked_for(study: Study) -> None:
     assert study("probe", LaunchKind.PROBE).status is TrialStatus.COMPLETE
     assert not study.launcher.keeps
@@ -166,6 +171,7 @@ def test_nothing_is_kept_that_was_not_asked_for(study: Study) -> None:
     assert (found.status, found.within) == (TrialStatus.COMPLETE, None), found.cause
 
 
+@pytest.mark.slow
 def test_of_long_steps_one_epoch_is_noted_and_goes_on(study: Study) -> None:
     # Six batches that are noted take more than three seconds; another epoch would take as long again.
     study.options = ("--step-s", "0.7")
@@ -180,6 +186,7 @@ def test_of_long_steps_one_epoch_is_noted_and_goes_on(study: Study) -> None:
     assert found.measurement.epoch_samples == 800 and found.measurement.epoch_turn_s is None
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_search_says_what_is_likely_where_a_launch_takes_long(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)

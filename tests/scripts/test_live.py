@@ -18,6 +18,8 @@ from autotune.profile import read
 
 from .conftest import SCRIPTS, Ran, Runner
 
+pytestmark = pytest.mark.slow
+
 LIVING = [sys.executable, str(SCRIPTS / "living.py")]
 LIVE = [sys.executable, "-P", "-m", "autotune", "run", "--live", "--expect", "90s"]
 

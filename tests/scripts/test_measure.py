@@ -19,6 +19,7 @@ from tests.support import make_spec
 from .conftest import PLAIN, PLAN, code, python
 
 
+@pytest.mark.slow
 def test_the_rate_of_a_script_is_that_of_its_sleeps(launched: Any) -> None:
     result = launched(*python("steady.py", "--step-s", "0.02", "--epochs", "1000"))
     assert result.status is TrialStatus.COMPLETE, result.cause
@@ -32,6 +33,7 @@ def test_the_rate_of_a_script_is_that_of_its_sleeps(launched: Any) -> None:
     }
 
 
+@pytest.mark.slow
 def test_evaluations_are_left_out_of_the_rate(launched: Any) -> None:
     result = launched(*python("steady.py", "--step-s", "0.02", "--evaluate-s", "0.5", "--epochs", "1000"))
     assert 200 < result.measurement.steady_per_s < 402
@@ -50,6 +52,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batch", "samples", "counts"), [("{batch_size}", 8, "samples"), ("8", 1, "steps")])
 def test_without_a_loader_steps_count_unless_the_command_sets_the_batch(
     launched: Any, batch: str, samples: int, counts: str
@@ -77,6 +80,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_pause_in_each_epoch_belongs_to_the_rate(launched: Any) -> None:
     result = launched(*code(SAVING))
     assert result.status is TrialStatus.COMPLETE, result.cause
@@ -84,6 +88,7 @@ def test_a_pause_in_each_epoch_belongs_to_the_rate(launched: Any) -> None:
     assert 300 < result.measurement.samples_per_s < 1290
 
 
+@pytest.mark.slow
 def test_waits_for_the_loader_are_seen(launched: Any) -> None:
     result = launched(*python("steady.py", "--step-s", "0.01", "--load-s", "0.004", "--epochs", "1000"))
     found = result.measurement
@@ -99,6 +104,7 @@ def test_waits_for_the_loader_are_seen(launched: Any) -> None:
     assert 400 < faster.measurement.loader_capacity_per_s < 1001
 
 
+@pytest.mark.slow
 def test_a_loader_that_iterates_in_its_own_way_is_seen_and_set(launched: Any) -> None:
     words = python("steady.py", "--step-s", "0.01", "--load-s", "0.004", "--epochs", "1000", "--endless")
     plain = launched(*words).measurement
@@ -107,6 +113,7 @@ def test_a_loader_that_iterates_in_its_own_way_is_seen_and_set(launched: Any) ->
     assert faster.steady_per_s > 1.5 * plain.steady_per_s, "workers were set from outside"
 
 
+@pytest.mark.slow
 def test_accumulated_gradients_are_one_step(launched: Any) -> None:
     result = launched(*python("steady.py", "--step-s", "0.01", "--accumulate", "4", "--epochs", "1000"))
     assert result.measurement.batch_size == 32
@@ -142,6 +149,7 @@ while True:
 ANEW = ("", "loader = DataLoader(pages, loader.batch_size)", "pages = Pages(); loader = DataLoader(pages, 8)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("evaluated", [False, True])
 @pytest.mark.parametrize("anew", ANEW[1:], ids=["loader", "data set"])
 def test_a_loader_made_anew_for_each_epoch_is_one_loader(launched: Any, anew: str, evaluated: bool) -> None:
@@ -156,6 +164,7 @@ def test_a_loader_made_anew_for_each_epoch_is_one_loader(launched: Any, anew: st
     assert forked.measurement.epoch_turn_s is None or forked.measurement.epoch_turn_s > 0.005
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batches", [1, 3])
 @pytest.mark.parametrize("anew", ANEW[:2], ids=["same", "anew"])
 def test_epochs_of_a_batch_or_three_are_measured_whole(launched: Any, batches: int, anew: str) -> None:
@@ -165,6 +174,7 @@ def test_epochs_of_a_batch_or_three_are_measured_whole(launched: Any, batches: i
     assert found.batch_size == 48 // batches and found.epoch_samples == 48 and 300 < found.samples_per_s < 1000
 
 
+@pytest.mark.slow
 def test_an_epoch_that_is_broken_off_has_as_many_batches_as_were_taken(launched: Any) -> None:
     text = EPOCHS.format(samples=1000, batch=8, anew="", evaluated=False)
     words = code(text.replace("optimizer.step()", "optimizer.step()\n        if seen % 160 == 0: break"))
@@ -172,6 +182,7 @@ def test_an_epoch_that_is_broken_off_has_as_many_batches_as_were_taken(launched:
     assert result.measurement is not None and result.measurement.epoch_samples == 160, result.cause
 
 
+@pytest.mark.slow
 def test_the_losses_of_the_first_steps_are_told(launched: Any, tmp_path: Path) -> None:
     plan = CheckPlan(store=str(tmp_path / "store"), steps=5)
     found = launched(*python("steady.py"), check=plan).check
@@ -180,12 +191,14 @@ def test_the_losses_of_the_first_steps_are_told(launched: Any, tmp_path: Path) -
     assert len(broken.losses) == 2 and not broken.finite
 
 
+@pytest.mark.slow
 def test_losses_are_those_before_a_scaler(launched: Any) -> None:
     plan = CheckPlan(store="none", steps=3)
     plain, scaled = (launched(*python("steady.py", *more), check=plan).check for more in ((), ("--scale",)))
     assert scaled.losses == pytest.approx(plain.losses, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_random_numbers_begin_alike_where_a_script_does_not_seed_them(launched: Any) -> None:
     first, again, other = (
         launched(*python("steady.py"), check=CheckPlan(store="none", steps=2, reference=True, seed=seed)).check
@@ -195,6 +208,7 @@ def test_random_numbers_begin_alike_where_a_script_does_not_seed_them(launched: 
     assert first.losses == again.losses != other.losses
 
 
+@pytest.mark.slow
 def test_a_script_that_ignores_sigterm_is_killed(launched: Any) -> None:
     began = time.monotonic()
     result = launched(*python("steady.py", "--stubborn", "--epochs", "100000"))
@@ -202,6 +216,7 @@ def test_a_script_that_ignores_sigterm_is_killed(launched: Any) -> None:
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped", [False, True], ids=["at a limit", "when the search is ended"])
 def test_a_script_that_would_act_on_its_end_is_not_asked(
     process_launcher: ProcessLauncher, tmp_path: Path, stopped: bool
@@ -225,6 +240,7 @@ def test_a_script_that_would_act_on_its_end_is_not_asked(
     assert (tmp_path / "ready").exists() and not (tmp_path / "requeued").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "status", "cause"),
     [
@@ -290,11 +306,13 @@ def test_what_ends_early_says_why(launched: Any, words: tuple[str, ...], status:
     assert cause in result.cause and result.measurement is None
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_is_told(launched: Any) -> None:
     result = launched(*python("steady.py", "--kill-worker", "--epochs", "1000"), num_workers=1)
     assert result.status is TrialStatus.LOADER_WORKER_DIED, result.cause
 
 
+@pytest.mark.slow
 def test_nothing_of_a_script_is_left(launched: Any, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     pid = tmp_path_factory.mktemp("outside") / "pid"
     result = launched(*python("steady.py", "--background", str(pid), "--epochs", "1000"))
@@ -305,6 +323,7 @@ def test_nothing_of_a_script_is_left(launched: Any, tmp_path: Path, tmp_path_fac
     assert not files.trail.exists() and files.stdout.read_text() == "begins\n"
 
 
+@pytest.mark.slow
 def test_what_comes_between_updates_again_and_again_belongs_to_the_rate(launched: Any) -> None:
     """Updates, then a rollout that takes longer than all of them, as in on-policy reinforcement learning."""
     text = (

@@ -41,6 +41,7 @@ def told(log: Path, ran: Ran) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_launch_gets_a_folder_to_write_to_which_is_removed(run: Runner, log: Path) -> None:
     found = told(log, space(run, "--output-flag", "--out", command=(*SCRIPT, "{flags}", "--log", str(log))))
     flag, folder, *rest = found["words"]
@@ -50,6 +51,7 @@ def test_a_launch_gets_a_folder_to_write_to_which_is_removed(run: Runner, log: P
     assert found["folder"] == str(run.folder)
 
 
+@pytest.mark.slow
 def test_a_launch_runs_in_a_scratch_folder_of_its_own_which_is_removed(run: Runner, log: Path) -> None:
     (run.folder / "data").mkdir()
     (run.folder / "train.py").write_text((SCRIPTS / "flags.py").read_text())
@@ -58,6 +60,7 @@ def test_a_launch_runs_in_a_scratch_folder_of_its_own_which_is_removed(run: Runn
     assert found["folder"] != str(run.folder) and found["there"] == [] and not Path(found["folder"]).exists()
 
 
+@pytest.mark.slow
 def test_modules_of_the_users_folder_are_found(run: Runner, log: Path) -> None:
     (run.folder / "training.py").write_text((SCRIPTS / "flags.py").read_text())
     found = told(log, space(run, "--scratch", command=(sys.executable, "-m", "training", "--log", str(log))))

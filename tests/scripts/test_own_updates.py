@@ -59,6 +59,7 @@ def script(step: str, epochs: int = 100_000) -> tuple[str, ...]:
     return code(SCRIPT.format(step=step, epochs=epochs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "samples"),
     [(BY_HAND, 8), (BY_A_CLASS, 8), (ADDED_UP, 24), (WITHOUT_A_MODULE, 8)],
@@ -71,6 +72,7 @@ def test_steps_are_seen_by_the_weights(launched: Any, step: str, samples: int) -
     assert found.batch_size == samples and found.epoch_samples == 160 and 100 < found.steady_per_s < 1600
 
 
+@pytest.mark.slow
 def test_its_configuration_is_switched_and_its_optimizer_is_its_own(
     process_launcher: ProcessLauncher, tmp_path: Path
 ) -> None:
@@ -92,6 +94,7 @@ def test_its_configuration_is_switched_and_its_optimizer_is_its_own(
     assert "the script updates its weights itself" in str(result.heat.entrants[3].cause)
 
 
+@pytest.mark.slow
 def test_a_profile_is_applied_and_says_what_is_not(run: Runner) -> None:
     ran = run(*script(BY_HAND, epochs=30), precision="bf16", optimizer_impl="fused")
     assert ran.code == 0
@@ -105,6 +108,7 @@ UNSEEN = """gradients = torch.autograd.grad(net(x).square().mean(), weights)
             for w, g in zip(weights, gradients): w -= 0.01 * g"""
 
 
+@pytest.mark.slow
 def test_updates_that_cannot_be_seen_are_told(launched: Any) -> None:
     result = launched(*script(UNSEEN))
     assert result.status is TrialStatus.USER_ERROR and result.wall_s < 40
@@ -112,6 +116,7 @@ def test_updates_that_cannot_be_seen_are_told(launched: Any) -> None:
     assert "--rate" in result.advice
 
 
+@pytest.mark.slow
 def test_gradients_may_be_added_up_for_long(launched: Any) -> None:
     added = "net(x).mean().backward()\n        if taken % 3000 == 0: optimizer.step(); optimizer.zero_grad()"
     text = SCRIPT.replace("taken = 0", "taken = 0; optimizer = torch.optim.SGD(net.parameters(), lr=0.1)")
@@ -119,6 +124,7 @@ def test_gradients_may_be_added_up_for_long(launched: Any) -> None:
     assert result.cause == "the script ended and no optimizer of PyTorch has taken a step", result.cause
 
 
+@pytest.mark.slow
 def test_a_script_that_cannot_be_entered_is_told(launched: Any, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT.format(step=BY_HAND, epochs=100_000))
     result = launched("bash", "-c", f"PYTHONPATH=src '{sys.executable}' train.py")

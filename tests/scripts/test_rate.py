@@ -116,6 +116,7 @@ def test_what_tells_no_rate_is_one_sentence(told: Any, words: tuple[str, ...], r
     assert result.status is TrialStatus.USER_ERROR and result.cause.startswith(cause), result.cause
 
 
+@pytest.mark.slow
 def test_a_program_that_tells_nothing_ends_at_a_limit(told: Any, tmp_path: Path) -> None:
     result = told("--as", "nothing", limits=PhaseLimits(compile_s=4.0))
     assert (result.status, result.phase) == (TrialStatus.TIMEOUT, Phase.COMPILE)
@@ -141,6 +142,7 @@ def test_what_cannot_be_asked_is_one_sentence(run: Runner, words: tuple[str, ...
     assert ran.code == 2 and message in ran.stderr and "Traceback" not in ran.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(480)
 @pytest.mark.usefixtures("searching_here")
 def test_a_program_is_tuned_by_its_own_flags(run: Runner) -> None:

@@ -26,6 +26,7 @@ def all_set(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return Runner(tmp_path_factory.mktemp("all")).script("train.py", **BF16, **LOADING)
 
 
+@pytest.mark.slow
 def test_all_that_can_be_set_is_set_and_said_in_one_line(all_set: Ran) -> None:
     ran, seen = all_set, all_set.seen
     assert (seen["workers"], seen["prefetch_factor"], seen["persistent_workers"]) == (2, 4, True)
@@ -45,6 +46,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return Runner(tmp_path_factory.mktemp("plain")).run([sys.executable, str(SCRIPTS / "train.py")], one_thread)
 
 
+@pytest.mark.slow
 def test_what_the_script_owns_stays_its_own(all_set: Ran, plain: Ran) -> None:
     seen = all_set.seen
     assert seen["evaluated"] == ["torch.float32"], "evaluations keep the script's precision"
@@ -56,12 +58,14 @@ def test_what_the_script_owns_stays_its_own(all_set: Ran, plain: Ran) -> None:
     assert seen["losses"] == pytest.approx(plain.seen["losses"], abs=0.05)
 
 
+@pytest.mark.slow
 def test_a_profile_of_defaults_changes_no_number(run: Runner, plain: Ran) -> None:
     ran = run.script("train.py")
     assert ran.seen["losses"] == plain.seen["losses"]
     assert ran.stderr == "autotune: profile.yaml: nothing to set\n"
 
 
+@pytest.mark.slow
 def test_what_is_not_safe_is_left_alone_with_its_reason(run: Runner) -> None:
     ran = run.script(
         "train.py",
@@ -84,6 +88,7 @@ def test_what_is_not_safe_is_left_alone_with_its_reason(run: Runner) -> None:
     }
 
 
+@pytest.mark.slow
 def test_what_the_script_decides_though_the_profile_has_nothing_else(run: Runner) -> None:
     ran = run.script("train.py", "--autocast", compile_mode="default", env={"TORCHDYNAMO_DISABLE": "1"})
     assert ran.stderr == (
@@ -91,12 +96,14 @@ def test_what_the_script_decides_though_the_profile_has_nothing_else(run: Runner
     )
 
 
+@pytest.mark.slow
 def test_both_networks_of_a_gan_are_set(run: Runner) -> None:
     ran = run.script("gan.py", precision="bf16", optimizer_impl="fused")
     assert ran.seen == {"fused": [True, True], "generator": ["torch.bfloat16"], "discriminator": ["torch.bfloat16"]}
     assert ran.stderr == "autotune: profile.yaml: bf16, fused optimizer\n"
 
 
+@pytest.mark.slow
 def test_a_compiled_model_of_the_scripts_own_is_seen_through_by_its_compiler(run: Runner) -> None:
     """Its compiler takes the whole graph or fails: nothing of ours is in it."""
     wanted = {"precision": "bf16", "memory_format": "channels_last", "compile_mode": "default"}
@@ -105,28 +112,33 @@ def test_a_compiled_model_of_the_scripts_own_is_seen_through_by_its_compiler(run
     assert ran.stderr == ("autotune: profile.yaml: bf16, channels_last; not compile (the script compiles itself)\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiles", ["off", "default"])
 def test_evaluations_with_gradients_and_exports_are_the_scripts_own(run: Runner, compiles: str) -> None:
     seen = run.script("train.py", "--grads", **BF16, compile_mode=compiles).seen
     assert seen["inside"] == ["torch.bfloat16"] and seen["evaluated"] == ["torch.float32"]
 
 
+@pytest.mark.slow
 def test_what_is_computed_again_in_the_backward_pass_is_no_model(run: Runner) -> None:
     ran = run.script("train.py", "--checkpoint", **BF16)
     assert ran.seen["inside"] == ["torch.bfloat16"]
     assert ran.stderr == "autotune: profile.yaml: bf16, channels_last, fused optimizer\n"
 
 
+@pytest.mark.slow
 def test_a_look_at_the_data_is_no_training_yet(run: Runner) -> None:
     ran = run.script("train.py", "--look", **LOADING)
     assert ran.seen["workers"] == 2 and ran.seen["samples"] == 96
 
 
+@pytest.mark.slow
 def test_accumulated_gradients_need_no_more(run: Runner) -> None:
     ran = run.script("train.py", "--accumulate", "2", **BF16)
     assert ran.seen["inside"] == ["torch.bfloat16"] and ran.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "persistent", "code"),
     [("save", False, 0), ("save", True, 0), ("evaluate", True, 0), ("go on", False, 1)],
@@ -144,6 +156,7 @@ def test_a_child_that_a_script_forks_in_mid_epoch_leaves_the_workers_alone(
         assert ran.stderr == f"autotune: profile.yaml: {workers}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.stress)])
 def test_a_compiled_model_trains_and_is_saved_as_it_was(run: Runner, real: bool) -> None:
     # Compiling takes half a minute.
@@ -159,6 +172,7 @@ def test_workers_that_are_spawned_are_left_alone(run: Runner) -> None:
     assert ran.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_script_that_workers_would_run_again_gets_none(run: Runner) -> None:
     ran = run.script("unguarded.py", num_workers=2)
     assert ran.code == 0 and ran.stdout.split() == ["begins", "0"], ran
@@ -167,6 +181,7 @@ def test_a_script_that_workers_would_run_again_gets_none(run: Runner) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("held", "said"),
     [
@@ -181,6 +196,7 @@ def test_a_data_set_that_workers_cannot_share_gets_none(run: Runner, held: str, 
     assert ran.stdout.split() == ["2" if held == "nothing" else "0"]
 
 
+@pytest.mark.slow
 def test_values_in_the_command(run: Runner) -> None:
     words = ["--batch-size", "{batch_size}", "--workers={num_workers}"]
     ran = run.script("train.py", *words, batch_size=16, num_workers=1, prefetch_factor=4)
@@ -198,6 +214,7 @@ def test_options_of_the_command_are_its_own(run: Runner) -> None:
     assert done.stdout == "['--debug', '--help', '--profile', 'x']\n"
 
 
+@pytest.mark.slow
 def test_the_exit_code_is_the_scripts_own(run: Runner) -> None:
     assert run(sys.executable, "-c", "import sys; print('out'); sys.exit(7)").code == 7
     failing = run(sys.executable, "-c", "import torch; raise ValueError('mine')")
@@ -210,6 +227,7 @@ def test_a_script_without_torch_runs_as_it_would(run: Runner) -> None:
     assert (ran.code, ran.stdout, ran.stderr) == (plain.code, plain.stdout, plain.stderr)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_reach_the_script(run: Runner, number: signal.Signals) -> None:
     words = run.command(sys.executable, str(SCRIPTS / "train.py"), "--kill")
@@ -237,6 +255,7 @@ def test_a_closed_pipe_ends_what_writes_into_it(run: Runner) -> None:
         assert child.wait(timeout=60) == -signal.SIGPIPE
 
 
+@pytest.mark.slow
 def test_a_sitecustomize_of_the_users_own_still_runs(run: Runner) -> None:
     own = run.folder / "own"
     own.mkdir()
@@ -253,12 +272,14 @@ def test_a_sitecustomize_of_the_users_own_still_runs(run: Runner) -> None:
     assert train.seen["path"] == str(own)
 
 
+@pytest.mark.slow
 def test_a_script_below_a_script_is_entered(run: Runner) -> None:
     below = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, {str(SCRIPTS / 'train.py')!r}]))"
     ran = run(sys.executable, "-c", below, **BF16)
     assert ran.seen["inside"] == ["torch.bfloat16"] and ran.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_ranks_are_set_and_one_of_them_says_so(run: Runner) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0"]
     words = [*torchrun, "--standalone", str(SCRIPTS / "train.py"), "--ddp"]

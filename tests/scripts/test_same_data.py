@@ -71,6 +71,7 @@ def checked(launch: Any, script: str, own: Probe, **config: Value) -> TrainCheck
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", HELD)
 def test_what_goes_on_from_sample_to_sample_refuses_workers(launch: Any, script: str) -> None:
     refused = probe(launch, script).outside
@@ -78,6 +79,7 @@ def test_what_goes_on_from_sample_to_sample_refuses_workers(launch: Any, script:
     assert "0" not in refused["num_workers"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", SAME)
 def test_the_same_data_are_compared_and_equal(launch: Any, script: str) -> None:
     own = probe(launch, script)
@@ -89,6 +91,7 @@ def test_the_same_data_are_compared_and_equal(launch: Any, script: str) -> None:
     assert found.batches >= 10 and found.samples == 8 * found.batches
 
 
+@pytest.mark.slow
 def test_where_steps_take_long_few_batches_are_compared(launch: Any) -> None:
     """A step for each batch that is noted: with sixteen of them, a probe would take a third of a minute."""
     own = probe(launch, "dear")
@@ -99,6 +102,7 @@ def test_where_steps_take_long_few_batches_are_compared(launch: Any) -> None:
     assert (found.passed, found.reason, found.epochs, found.batches) == (True, None, 2, 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ["nested", "global", "stream"])
 def test_other_data_are_noticed_where_nothing_was_seen_to_move(launch: Any, script: str) -> None:
     own = probe(launch, script)
@@ -111,6 +115,7 @@ def test_other_data_are_noticed_where_nothing_was_seen_to_move(launch: Any, scri
     assert found.passed is False and found.batches >= 10, found
 
 
+@pytest.mark.slow
 def test_what_a_script_changes_between_epochs_refuses_persistent_workers(launch: Any) -> None:
     own = probe(launch, "curriculum")
     assert "dataset.of.difficulty" in own.outside["persistent_workers"]["true"]
@@ -119,6 +124,7 @@ def test_what_a_script_changes_between_epochs_refuses_persistent_workers(launch:
     assert stats.compare_data(own.deliveries, anew.deliveries).passed  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_data_set_that_is_iterated_has_no_workers_that_persist(launch: Any) -> None:
     own = probe(launch, "iterated")
     assert "iterated" in own.outside["persistent_workers"]["true"]
@@ -126,6 +132,7 @@ def test_a_data_set_that_is_iterated_has_no_workers_that_persist(launch: Any) ->
     assert stats.compare_data(own.deliveries, kept.deliveries).passed is False  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("script", "workers"), [("plain", 2), ("nested", 0), ("stream", 0)])
 def test_a_run_sets_no_workers_that_nobody_has_compared(run: Runner, script: str, workers: int) -> None:
     ran = run.script("loading.py", script, "2", num_workers=2, prefetch_factor=2)
@@ -139,6 +146,7 @@ def test_a_run_sets_no_workers_that_nobody_has_compared(run: Runner, script: str
         assert sorted(first) == sorted(second) == list(range(320))
 
 
+@pytest.mark.slow
 def test_workers_that_persist_end_when_the_script_changes_their_data_set(run: Runner) -> None:
     ran = run.script("loading.py", "curriculum", "2", num_workers=2, prefetch_factor=2, persistent_workers=True)
     assert ran.code == 0, ran.stderr
@@ -148,6 +156,7 @@ def test_workers_that_persist_end_when_the_script_changes_their_data_set(run: Ru
     assert "the script has changed dataset.of.difficulty" in ran.stderr
 
 
+@pytest.mark.slow
 def test_live_forks_no_worker_of_what_it_may_not_copy(run: Runner) -> None:
     ran = run.run(
         [

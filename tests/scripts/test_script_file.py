@@ -101,6 +101,7 @@ def autotune(run: Runner, *words: str) -> Ran:
     return run.run([sys.executable, "-P", "-m", "autotune", *words])
 
 
+@pytest.mark.slow
 def test_a_file_is_written_and_taken(run: Runner) -> None:
     ran = autotune(run, "init", "--", *SCRIPT, "--log", "log")
     assert ran.code == 0, ran.stderr

@@ -13,6 +13,8 @@ from autotune.profile import read
 
 from .conftest import SCRIPTS, Ran, Runner
 
+pytestmark = pytest.mark.slow
+
 #: Its loader takes three times as long as its steps, and sleeps, so that workers help whatever else runs.
 SLOW_LOADER = [sys.executable, str(SCRIPTS / "steady.py"), "--step-s", "0.01", "--load-s", "0.004", "--epochs", "1000"]
 

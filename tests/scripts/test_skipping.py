@@ -17,6 +17,7 @@ from .conftest import PLAIN, PLAN, SCRIPTS, python
 AS_ONE = PLAN.model_copy(update={"per_batch": (1.0, 1.0)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "updates"),
     [((), 1.0), (("--accumulate", "4"), 0.25), (("--overflows",), 1.0)],
@@ -28,6 +29,7 @@ def test_what_trains_is_counted_for_each_batch(launched: Any, options: tuple[str
     assert result.measurement.per_batch == pytest.approx((1.0, updates), rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "every", "cause"),
     [
@@ -44,6 +46,7 @@ def test_a_trial_that_skips_batches_has_failed(launched: Any, where: str, every:
     assert figure[6:] in result.cause and "goes on where something fails" in result.advice
 
 
+@pytest.mark.slow
 def test_an_entrant_that_skips_batches_is_out_alone(process_launcher: ProcessLauncher, tmp_path: Path) -> None:
     plain: dict[str, Value] = {**PLAIN, "optimizer_impl": "for-loop"}
     entrants = (plain, {**plain, "precision": "bf16"}, {**plain, "optimizer_impl": "foreach"})

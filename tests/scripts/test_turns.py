@@ -50,6 +50,7 @@ def steps(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "launch" / "log").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_every_switch_is_in_force_and_nothing_leaks(heated: Any, tmp_path: Path) -> None:
     changes: list[dict[str, Value]] = [
         {},
@@ -80,6 +81,7 @@ def _told(config: Config) -> tuple[object, ...]:
     return dtype, layout, layout, layout, config["optimizer_impl"], config["intra_op_threads"], False
 
 
+@pytest.mark.slow
 def test_the_faster_one_is_told_by_how_much(heated: Any, tmp_path: Path) -> None:
     faster = {**REFERENCE, "precision": "bf16"}
     result = heated([faster, REFERENCE], all_rounds=True, min_rounds=2, max_rounds=5)
@@ -91,6 +93,7 @@ def test_the_faster_one_is_told_by_how_much(heated: Any, tmp_path: Path) -> None
     assert not LaunchFiles(tmp_path / "launch").turns.exists() and not LaunchFiles(tmp_path / "launch").trail.exists()
 
 
+@pytest.mark.slow
 def test_an_entrant_is_compiled_once(heated: Any, tmp_path: Path) -> None:
     entrants = [REFERENCE, {**REFERENCE, "compile_mode": "default"}]
     result = heated(entrants, "--no-sleep", all_rounds=True, min_rounds=2, max_rounds=4)
@@ -102,6 +105,7 @@ def test_an_entrant_is_compiled_once(heated: Any, tmp_path: Path) -> None:
     assert {step["compiled"] for step in steps(tmp_path)} == {False, True}
 
 
+@pytest.mark.slow
 def test_what_cannot_be_switched_to_is_out_alone(heated: Any) -> None:
     # Rprop has no fused step.
     others = [{**REFERENCE, "optimizer_impl": "foreach"}, {**REFERENCE, "precision": "bf16"}]
@@ -119,6 +123,7 @@ def test_what_cannot_be_switched_to_is_out_alone(heated: Any) -> None:
     assert all(len(e.turns) == 4 for e in (heat.entrants[0], *heat.entrants[2:]))
 
 
+@pytest.mark.slow
 def test_weights_that_become_views_of_one_tensor_are_moved_no_more(heated: Any, tmp_path: Path) -> None:
     entrants = [REFERENCE, {**REFERENCE, "memory_format": "channels_last"}, {**REFERENCE, "optimizer_impl": "fused"}]
     result = heated(entrants, "--no-sleep", "--flat", "60", all_rounds=True, min_rounds=2, max_rounds=8)
@@ -130,6 +135,7 @@ def test_weights_that_become_views_of_one_tensor_are_moved_no_more(heated: Any, 
     assert len(seen) > 60 and all(step["in_place"] and step["moves"] for step in seen)
 
 
+@pytest.mark.slow
 def test_an_error_is_charged_to_whose_turn_it_is(heated: Any) -> None:
     entrants = [REFERENCE, {**REFERENCE, "optimizer_impl": "fused"}, {**REFERENCE, "precision": "bf16"}]
     result = heated(entrants, "--fails")
@@ -137,6 +143,7 @@ def test_an_error_is_charged_to_whose_turn_it_is(heated: Any) -> None:
     assert "no training with so few digits" in result.cause
 
 
+@pytest.mark.slow
 def test_a_script_that_ends_has_told_what_it_has(heated: Any) -> None:
     entrants = [REFERENCE, {**REFERENCE, "optimizer_impl": "fused"}]
     result = heated(entrants, "--steps", "60", all_rounds=True, min_rounds=2, max_rounds=40)
@@ -145,6 +152,7 @@ def test_a_script_that_ends_has_told_what_it_has(heated: Any) -> None:
     assert 2 <= len(turns) < 40
 
 
+@pytest.mark.slow
 def test_a_script_that_ends_at_once_is_too_short(heated: Any) -> None:
     result = heated([REFERENCE, {**REFERENCE, "precision": "bf16"}], "--steps", "5")
     assert result.status is TrialStatus.USER_ERROR
@@ -156,6 +164,7 @@ def with_workers(*counts: int) -> list[dict[str, Value]]:
     return [{**REFERENCE, "num_workers": count, **(working if count else {})} for count in counts]
 
 
+@pytest.mark.slow
 def test_workers_are_compared_by_what_the_scripts_loader_delivers(heated: Any, tmp_path: Path) -> None:
     result = heated(with_workers(0, 1, 2, 4), side="loader", all_rounds=True, min_rounds=2, max_rounds=2)
     assert result.status is TrialStatus.COMPLETE, result.cause
@@ -169,6 +178,7 @@ def test_workers_are_compared_by_what_the_scripts_loader_delivers(heated: Any, t
     assert not LaunchFiles(tmp_path / "launch").turns.exists()
 
 
+@pytest.mark.slow
 def test_more_workers_than_batches_are_compared_by_whole_epochs(heated: Any) -> None:
     few = ("--samples", "24", "--epochs", "1000")
     result = heated(with_workers(0, 8), *few, side="loader", all_rounds=True, min_rounds=2, max_rounds=2)
@@ -177,6 +187,7 @@ def test_more_workers_than_batches_are_compared_by_whole_epochs(heated: Any) -> 
     assert len(result.heat.entrants[1].turns) == 2 and result.heat.entrants[1].ratio < 1.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "status", "said"),
     [
@@ -191,6 +202,7 @@ def test_what_its_workers_do_is_charged_to_whose_turn_it_is(
     assert (result.status, result.turn) == (status, 1) and said in result.cause
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fails", "knob", "refused"),
     [

@@ -95,6 +95,7 @@ train(Network(), 8)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text", [SCRIPTED, TRACED, COUNTED, LATER, SPARSE], ids=["scripted", "traced", "counted", "later", "sparse"]
 )
@@ -105,6 +106,7 @@ def test_what_works_without_goes_on_working(run: Runner, text: str) -> None:
     assert ran.stderr.startswith("autotune: profile.yaml: bf16, channels_last"), ran.stderr
 
 
+@pytest.mark.slow
 def test_a_training_goes_on_where_nothing_can_be_compiled(run: Runner) -> None:
     (run.folder / "script.py").write_text(f"{BEGIN}train(Network(), 8)\nprint('done')\n")
     without = {"CXX": "/nowhere/c++", "TORCHINDUCTOR_CACHE_DIR": str(run.folder / "cache")}
@@ -112,6 +114,7 @@ def test_a_training_goes_on_where_nothing_can_be_compiled(run: Runner) -> None:
     assert ran.stdout == "done\n" and "not compile (its compiler fails here: " in ran.stderr, ran.stderr
 
 
+@pytest.mark.slow
 def test_torch_may_be_there_before_the_agent(run: Runner) -> None:
     """As it is where a ``.pth`` file imports it."""
     enter = f"import sys, torch; sys.path.insert(0, {str(entering.FOLDER)!r}); import sitecustomize"

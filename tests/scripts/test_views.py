@@ -66,6 +66,7 @@ def there(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in files if path.name != "script.py"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_views")
 @pytest.mark.parametrize(
     "text",
@@ -92,6 +93,7 @@ def test_each_launch_sees_the_folder_as_it_was(launch: Callable[..., TrialResult
         assert there(tmp_path) == before
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_views")
 def test_what_is_large_is_told_and_removed(launch: Callable[..., TrialResult], tmp_path: Path) -> None:
     before = set(temporary.base().glob("autotune-launch-*"))
@@ -106,6 +108,7 @@ def test_what_is_large_is_told_and_removed(launch: Callable[..., TrialResult], t
     assert not (tmp_path / "large").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_views")
 def test_what_a_view_refuses_is_done_without_one(launch: Callable[..., TrialResult], tmp_path: Path) -> None:
     refuses = (
@@ -121,6 +124,7 @@ def test_what_a_view_refuses_is_done_without_one(launch: Callable[..., TrialResu
     assert failed.probe is None and "FileNotFoundError" in str(failed.cause)
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_viewed_is_the_launchs_own(launch: Callable[..., TrialResult], tmp_path: Path) -> None:
     # The folder for temporary files is in it.
     script = {"words": (sys.executable, str(tmp_path / "script.py")), "folder": tempfile.gettempdir()}
@@ -165,6 +169,7 @@ def test_what_was_left_is_told_without_an_outcome_too(tmp_path: Path) -> None:
     assert told is not None and told.startswith("1 file in") and "new.ckpt" in told
 
 
+@pytest.mark.slow
 def test_a_search_that_is_killed_leaves_nothing_when_it_goes_on(tmp_path: Path) -> None:
     folder, temporaries = tmp_path / "project", tmp_path / "temporary"
     for made in (folder, temporaries):
@@ -186,6 +191,7 @@ def test_a_search_that_is_killed_leaves_nothing_when_it_goes_on(tmp_path: Path) 
     assert not any(temporaries.glob("autotune-launch-*"))
 
 
+@pytest.mark.slow
 def test_ranks_are_not_asked_to_end_either(launch: Callable[..., TrialResult], tmp_path: Path) -> None:
     acts = (
         "import signal, sys\n"
@@ -198,6 +204,7 @@ def test_ranks_are_not_asked_to_end_either(launch: Callable[..., TrialResult], t
     assert not (tmp_path / "studies" / "requeued").exists()
 
 
+@pytest.mark.slow
 def test_trackers_are_silent(launch: Callable[..., TrialResult], tmp_path: Path) -> None:
     place = Path("/tmp/launch")
     told = script_folders.silent({"WANDB_MODE": "online", "MLFLOW_RUN_ID": "7", "TRACKIO_SPACE_ID": "me/it"}, place)

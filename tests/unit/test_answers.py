@@ -34,6 +34,7 @@ def check(found: list[Answer], least: float) -> None:
         assert one.elapsed_s <= one.case.budget_s + max(OVER_S, OVER * one.case.budget_s), one.log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", [True, False])
 @pytest.mark.parametrize("starved", [True, False])
 def test_what_can_be_faster_is_found_to_be(script: bool, starved: bool, tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ class TestAReadersTraining:
         ]
         assert [line.split("(")[0] for line in gone] == away
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("workers", [0, 2])
     def test_trains_as_before_with_the_settings_of_before(
         self, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

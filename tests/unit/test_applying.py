@@ -39,6 +39,7 @@ def in_both() -> dict[tuple[str, int], Any]:
     return dict(zip(CASES, json.loads(done.stdout), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "dimensions"), CASES)
 def test_a_script_gets_what_a_workload_gets(in_both: dict[tuple[str, int], Any], kind: str, dimensions: int) -> None:
     workload, script, why_not = in_both[kind, dimensions]

@@ -146,6 +146,7 @@ def lucky(seed: int) -> Script:
 
 
 class TestWhatItProposes:
+    @pytest.mark.slow
     @settings(max_examples=25)
     @given(offers, st.integers(0, 99))
     def test_proposals_are_legal_new_and_never_ruled_out(self, offered: dict[str, list[Value]], seed: int) -> None:
@@ -159,6 +160,7 @@ class TestWhatItProposes:
             assert not lessons.rule_out(config), "dominated by what failed before"
             lessons.learn(search.script(config)[0], config)
 
+    @pytest.mark.slow
     @settings(max_examples=6)
     @given(offers, st.integers(0, 99))
     def test_proposals_depend_on_the_seed_only_after_any_interruption(
@@ -172,6 +174,7 @@ class TestWhatItProposes:
             cut.again()
         assert cut.asked == whole.asked
 
+    @pytest.mark.slow
     def test_proposals_depend_on_the_seed_only_in_a_large_space_too(self) -> None:
         offered: dict[str, list[Value]] = {f"workload.k{i}": [0, 1, 2] for i in range(4)}
         offered |= {"precision": ["fp32", "bf16", "fp16"], "batch_size": [8, 16, 32, 64]}

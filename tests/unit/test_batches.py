@@ -119,6 +119,7 @@ def trained(config: Config, steps: int = 20) -> tuple[nn.Module, list[float], li
     return model, losses, norms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [2, 3, 24])
 def test_weights_are_those_of_the_plain_loop(parts: int) -> None:
     """20 steps of AdamW with clipping in fp32: the same function, added up in another order."""

@@ -68,6 +68,7 @@ def test_the_best_batch_that_fits_is_found_between_two_powers(surface: Surface, 
         assert not {48, 96}.intersection(tried) and tried.index(384) > tried.index(256)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
 def test_other_samplers_try_them_beside_the_best_too(surface: Surface, scorer: Scorer, sampler: str) -> None:
     space = space_of(surface)

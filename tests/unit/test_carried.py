@@ -107,6 +107,7 @@ def python(script: Path, *words: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_objects_of_a_script_are_trained_in_other_processes(tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("def scale(x): return 2 * x\n")
     script, trial = tmp_path / "train.py", tmp_path / "elsewhere" / "trial.py"

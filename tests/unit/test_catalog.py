@@ -71,6 +71,7 @@ def test_two_architectures_at_once_are_refused() -> None:
         find_workload("swin_t", {"architecture": "resnet18"})
 
 
+@pytest.mark.slow
 def test_torchvision_names_are_those_that_it_registers() -> None:
     code = (
         "import json; from torchvision import models as m;"

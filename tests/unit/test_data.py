@@ -160,6 +160,7 @@ def workers_in(root: Path) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_a_killed_generation_leaves_no_worker_and_no_set_and_the_next_one_cleans_up(tmp_path: Path) -> None:
     count = 60
     code = (

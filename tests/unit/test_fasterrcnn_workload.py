@@ -108,6 +108,7 @@ def test_after_backward_clips_the_gradients(detector: ModuleType) -> None:
 
 
 # Two of the four combinations cover each value once; a step takes seconds on two cores.
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "memory_format"), [("fp32", "contiguous"), ("bf16", "channels_last")])
 def test_a_step_trains_with_and_without_boxes(detector: ModuleType, precision: str, memory_format: str) -> None:
     config: Config = {"precision": precision, "memory_format": memory_format, "batch_size": 2}
@@ -155,6 +156,7 @@ def coco(folder: Path, **changes: object) -> Context:
     return dataclasses.replace(CTX, data=DataRef(kind="folder", path=str(folder)), args={"classes": "2"})
 
 
+@pytest.mark.slow
 def test_a_set_in_cocos_layout_is_read(detector: ModuleType, tmp_path: Path) -> None:
     ctx = coco(tmp_path)
     images = detector.dataset(ctx)

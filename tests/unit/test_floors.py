@@ -48,6 +48,7 @@ def test_the_table_lists_every_package():
     assert set(FLOOR) == {package_of(p) for p in MODULES}
 
 
+@pytest.mark.slow
 def test_modules_import_only_from_their_own_package_and_lower_floors():
     upward = [
         f"{path.relative_to(PACKAGE)} (floor {FLOOR[package_of(path)]}) imports {name} (floor {FLOOR[other]})"

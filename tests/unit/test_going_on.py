@@ -63,6 +63,7 @@ def launches(world: World) -> list[TrialSpec]:
     return [spec for launcher in world.launchers for spec in launcher.specs]
 
 
+@pytest.mark.slow
 def test_a_search_goes_on_when_the_check_rejects_every_finalist(tmp_path: Path) -> None:
     world = World(tmp_path)
     outcome = run(world, script_of(2.0, 1.3, wrong=True))
@@ -102,6 +103,7 @@ def test_a_race_that_shows_nothing_gives_its_time_to_those_left_out(tmp_path: Pa
     assert len({name.split("-")[1] for name in rounds}) > len(first) > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", ["the trial after it", "the second race"])
 def test_a_search_that_went_on_is_resumed_where_it_was(tmp_path: Path, at: str) -> None:
     whole = World(tmp_path / "whole")

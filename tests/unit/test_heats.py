@@ -143,6 +143,7 @@ def test_a_heat_teaches_what_its_side_can_show(side: Side, status: TrialStatus, 
 
 
 class TestInASearch:
+    @pytest.mark.slow
     def test_a_heat_follows_the_first_trials_and_its_best_is_tried(self, searched: World) -> None:
         world = searched
         heats = read_heats(world.files)
@@ -163,6 +164,7 @@ class TestInASearch:
         search(world.spec(budget_s=200, **changes), world.folder, world.env(plain))
         assert not heat_specs(world) and not read_heats(world.files)
 
+    @pytest.mark.slow
     def test_a_loader_that_limits_leaves_nothing_to_compare(self, world: World) -> None:
         """Workers decide everything, and no heat shows them."""
 
@@ -174,6 +176,7 @@ class TestInASearch:
         best = world.outcome.best.config
         assert best["num_workers"] == max(int(t.config.get("num_workers", 0)) for t in read_trials(world.files))
 
+    @pytest.mark.slow
     def test_where_nothing_waits_no_workers_are_tried_first_and_none_win(self, world: World) -> None:
         def device_bound(spec: TrialSpec) -> Play:
             rate = 30.0 * (1.6 if spec.config["precision"] == "bf16" else 1.0)
@@ -186,6 +189,7 @@ class TestInASearch:
         assert read_trials(world.files)[1].config["num_workers"] == 0
         assert world.outcome.best.config["num_workers"] == 0
 
+    @pytest.mark.slow
     def test_workers_are_compared_in_a_heat_of_the_loader(self, world: World) -> None:
         def starved(spec: TrialSpec) -> Play:
             workers = int(spec.config.get("num_workers", 0))
@@ -213,6 +217,7 @@ class TestInASearch:
         trials = [t for t in read_trials(world.files) if t.number]
         assert int(trials[0].config["num_workers"]) >= 4
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("status", "again"), [(TrialStatus.CRASHED, False), (TrialStatus.OOM, False), (TrialStatus.KILLED, True)]
     )
@@ -238,6 +243,7 @@ class TestInASearch:
             others = [e for e in heats[0].heat.entrants if key(device_part(e.config)) not in bad]
             assert len(others) >= 2 and all(e.ratio is not None for e in others)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("budget_s", "early"), [(600, False), (900, True)])
     def test_a_first_compilation_must_fit_even_if_it_is_slow(self, world: World, budget_s: int, early: bool) -> None:
         def worthwhile(spec: TrialSpec) -> Play:
@@ -249,6 +255,7 @@ class TestInASearch:
         assert first and any(c["compile_mode"] == "default" for c in entrants_of(first)) == early
         assert world.outcome.best.config["compile_mode"] == "default"
 
+    @pytest.mark.slow
     def test_a_heat_that_shows_nothing_ends_no_search(self, world: World) -> None:
         def never(spec: TrialSpec) -> Play:
             if spec.kind is LaunchKind.HEAT:
@@ -259,6 +266,7 @@ class TestInASearch:
         assert all(e.status is TrialStatus.INTERRUPTED for h in read_heats(world.files) for e in h.heat.entrants)
         assert world.outcome.best.speedup > 1.5
 
+    @pytest.mark.slow
     def test_the_gains_of_knobs_come_from_one_heat(self, world: World) -> None:
         search(
             world.spec(budget_s=600, fixed={"compile_mode": "off", "num_workers": "0"}), world.folder, world.env(plain)
@@ -282,6 +290,7 @@ class TestNothingIsLost:
         world.signal = None
         return read_heats(world.files)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("database", [True, False], ids=["kept", "moved away"])
     def test_a_resumed_search_knows_its_heats(self, world: World, database: bool) -> None:
         before = self.stopped_after_a_heat(world)
@@ -308,6 +317,7 @@ class TestNothingIsLost:
         assert before and [h.heat for h in after[: len(before)]] == [h.heat for h in before]
         assert [s.launch for s in heat_specs(world)].count("heat-1-1") == 1
 
+    @pytest.mark.slow
     def test_a_heat_that_was_killed_is_run_again(self, world: World, searched: World) -> None:
         """The kill comes in the middle of its launch."""
         number = next(i for i, s in enumerate(searched.launchers[0].specs) if s.kind is LaunchKind.HEAT)
@@ -365,6 +375,7 @@ class TestVerdict:
             search(world.spec(budget_s=20), world.folder, world.env(plain))
         assert re.fullmatch(r"go on with: autotune resume \S+ --budget \+\d+s", str(raised.value.advice))
 
+    @pytest.mark.slow
     def test_what_only_heats_have_seen_is_no_verdict(self, world: World) -> None:
         """Every trial but the baseline's is disturbed, and the heats show something faster."""
 

@@ -56,6 +56,7 @@ def test_it_is_labelled_wherever_it_is_shown(tmp_path: Path) -> None:
         Store(tmp_path / "store").keep(profile)
 
 
+@pytest.mark.slow
 def test_it_goes_on_to_its_proof_with_what_was_measured(world: World) -> None:
     training = Training(SCARCE)
 
@@ -80,6 +81,7 @@ def test_it_goes_on_to_its_proof_with_what_was_measured(world: World) -> None:
     assert proven.elapsed_s <= SCARCE.budget_s + more_s + 5
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_the_profile_of_what_is_likely(world: World) -> None:
     training = Training(SCARCE)
 

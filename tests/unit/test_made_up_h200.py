@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.made_up_h200 import IMAGE_BYTES, Card, search
 
 
+@pytest.mark.slow
 def test_a_search_finds_what_the_card_has(tmp_path: Path) -> None:
     launcher, outcome = search(Card(), 175.0, 0, tmp_path)
     best, own = outcome.best, outcome.best_same_batch

@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from autotune.launcher import entering
 
 CODE = f"""
@@ -41,6 +43,7 @@ print(json.dumps([*seen, layout()]))
 """
 
 
+@pytest.mark.slow
 def test_weights_whose_place_a_cuda_graph_has_recorded_are_not_laid_out_anew() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True, timeout=120)
     first, then, why, last = json.loads(done.stdout)

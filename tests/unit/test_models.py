@@ -77,12 +77,14 @@ def losses(found: ModuleType, ctx: Context, steps: int = 2) -> list[float]:
     return [float(step(batch)) for _ in range(steps)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_a_workload_trains(loaded: Loaded, name: str) -> None:
     found = loaded(name)
     assert all(np.isfinite(losses(found, context(found, name))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "knobs"),
     [
@@ -99,6 +101,7 @@ def test_knobs_that_change_no_maths_change_none(loaded: Loaded, name: str, knobs
     assert names[0] == names[1], "weights are found by their names"
 
 
+@pytest.mark.slow
 def test_the_auxiliary_head_of_inception_counts_where_it_fits(loaded: Loaded) -> None:
     found = loaded("inception_v3")
     size = found.AUXILIARY_SIZE
@@ -124,6 +127,7 @@ def test_an_equal_error_rate_is_where_both_errors_meet(loaded: Loaded) -> None:
     assert rate(np.zeros(8), labels) == 0.5
 
 
+@pytest.mark.slow
 def test_a_metric_looks_at_other_sounds_and_leaves_the_training_alone(loaded: Loaded) -> None:
     found = loaded("seresnet_audio")
     ctx = context(found, "seresnet_audio")
@@ -193,6 +197,7 @@ OWN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OWN)
 def test_a_users_own_data_is_what_is_trained_on(loaded: Loaded, tmp_path: Path, name: str) -> None:
     OWN[name](tmp_path)
@@ -241,6 +246,7 @@ def test_the_first_classes_of_many_are_trained_on(loaded: Loaded, tmp_path: Path
     assert found.model(few).fc.out_features == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixing", ["mixup", "cutmix"])
 @pytest.mark.parametrize("where", ["host", "device"])
 def test_images_are_mixed_where_it_is_said(loaded: Loaded, mixing: str, where: str) -> None:

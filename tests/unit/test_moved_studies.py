@@ -78,6 +78,7 @@ def without_predictions(trials: list[Trial]) -> list[Trial]:
     return [t.model_copy(update={"predicted": None}) for t in trials]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("happened", [rename, copy, without_database, with_older_database])
 def test_nothing_measured_is_overwritten_and_the_search_goes_on(
     stopped: World, tmp_path: Path, happened: Callable[[StudyFiles], StudyFiles]
@@ -105,6 +106,7 @@ def test_nothing_measured_is_overwritten_and_the_search_goes_on(
     assert with_optuna.best_value == max(t.score or 0.0 for t in now)
 
 
+@pytest.mark.slow
 def test_without_its_database_a_study_still_refuses_another_machine(stopped: World) -> None:
     without_database(stopped.files)
     with pytest.raises(ResumeRefusedError) as caught:
@@ -119,6 +121,7 @@ def test_without_its_database_a_study_still_refuses_another_machine(stopped: Wor
         assert [row[0] for row in caught.value.differences] == ["workload_sha256"]
 
 
+@pytest.mark.slow
 def test_a_trial_folder_that_cannot_be_read_keeps_its_number(stopped: World) -> None:
     without_database(stopped.files)
     stopped.files.trial(1).spec.write_text("garbage")
@@ -130,6 +133,7 @@ def test_a_trial_folder_that_cannot_be_read_keeps_its_number(stopped: World) -> 
     assert stopped.outcome.best.speedup > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [b"garbage" * 600, b""], ids=["garbage", "empty"])
 def test_a_garbage_database_is_left_alone_and_can_be_moved_away(stopped: World, content: bytes) -> None:
     before = measured(stopped.files)
@@ -163,6 +167,7 @@ def test_a_database_of_another_version_of_optuna_is_left_alone(stopped: World) -
     assert stopped.files.database.read_bytes() == content and len(read_trials(stopped.files)) == 2
 
 
+@pytest.mark.slow
 def test_a_resumed_copy_leaves_the_processes_of_the_original_alone(stopped: World) -> None:
     mark = process_mark(stopped.files, read_request(stopped.files))
     with subprocess.Popen(["sleep", "60"], env={**os.environ, STUDY_MARK: mark}) as running:

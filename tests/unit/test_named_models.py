@@ -63,6 +63,7 @@ def loss(found: ModuleType, ctx: Context) -> float:
     return float(training.build(found, ctx, {"batch_size": 2})(next(iter(loader))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_trains_by_its_name(made: Made, name: str) -> None:
     assert np.isfinite(loss(*made(name)))
@@ -151,6 +152,7 @@ def test_a_folder_of_another_layout_is_one_sentence(made: Made, tmp_path: Path, 
         found.dataset(ctx)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["resnet18", "vit_tiny_patch16_224"])
 def test_a_model_of_timm_trains(made: Made, architecture: str) -> None:
     pytest.importorskip("timm", reason="timm is an extra of its own")

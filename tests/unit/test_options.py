@@ -120,6 +120,7 @@ def test_every_option_that_is_written_back_is_tried_here() -> None:
     assert TYPED.keys() == {one.name for one in WRITTEN}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TYPED)
 def test_an_option_written_back_asks_for_the_same(name: str) -> None:
     @settings(max_examples=30)
@@ -135,6 +136,7 @@ def test_an_option_written_back_asks_for_the_same(name: str) -> None:
     check()
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(st.fixed_dictionaries({"model": TYPED["model"]}, optional={n: s for n, s in TYPED.items() if n != "model"}))
 def test_all_of_them_written_back_ask_for_the_same(typed: dict[str, Any]) -> None:
@@ -188,6 +190,7 @@ def test_a_training_has_one_length() -> None:
         asked(["--model", "resnet50", "--epochs", "3", "--samples", "900"])
 
 
+@pytest.mark.slow
 def test_an_option_declared_once_is_everywhere() -> None:
     script = Path(__file__).with_name("made_up_option.py")
     done = subprocess.run(

@@ -208,6 +208,7 @@ def typed(value: Any) -> Any:
     return type(value), value
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(random_profiles)
 def test_yaml_1_1_and_1_2_parsers_read_the_same_values(profile: Profile) -> None:

@@ -66,6 +66,7 @@ def race(
     return found, turns
 
 
+@pytest.mark.slow
 def test_the_fastest_is_hardly_ever_lost_however_often_one_looks() -> None:
     races = [race([1.0] * 6, seed=seed, max_rounds=40, settled=NEVER, max_s=1e6)[0] for seed in range(40)]
     # Of equals, each is the fastest.

@@ -57,6 +57,7 @@ def ranked(world: World, **changes: object) -> Ranking:
     return rank(world.files, spec, load_outcome(world.files))
 
 
+@pytest.mark.slow
 def test_a_short_training_is_not_compiled_and_a_long_one_is_by_the_same_measurements(world: World) -> None:
     launched = [len(made.specs) for made in world.launchers]
     short, long = (ranked(world, objective="time_to_train", samples=n) for n in (1000, 10**6))
@@ -124,6 +125,7 @@ def test_the_command_says_it_to_people_and_to_programs(world: World, capsys: pyt
     assert main.run(["rank", study, "--epochs", "2", "--samples", "3"]) == 2
 
 
+@pytest.mark.slow
 def test_a_front_is_drawn_and_written_as_text(world: World, tmp_path: Path) -> None:
     study = str(world.files.folder)
     for name in ("front.html", "front.md", "front.txt"):
@@ -191,6 +193,7 @@ def test_a_trial_that_the_proof_dropped_is_not_handed_over(world: World) -> None
     assert out[other] == "fast but wrong: its loss is 30 % off"
 
 
+@pytest.mark.slow
 def test_launches_without_a_figure_spoil_neither_the_search_nor_its_ranking(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

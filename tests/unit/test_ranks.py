@@ -176,6 +176,7 @@ print(json.dumps([code, json.loads((folder / "result.json").read_text()), told])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failed", [None, 0, 1])
 def test_a_rank_that_ends_well_earlier_hides_no_failure(tmp_path: Path, failed: int | None) -> None:
     """The first rank tells where all end well, and the one that failed where one does, whichever was the quickest."""

@@ -53,6 +53,7 @@ def check(world: World, profile: Profile, script: Callable[[TrialSpec], Play], b
     return recheck(profile, spec, world.env(script), world.folder / f"again-{len(world.launchers)}")
 
 
+@pytest.mark.slow
 def test_a_rate_that_is_confirmed(world: World, profile: Profile) -> None:
     kept = check(world, profile, playing(1.5))
     assert kept.ratio is not None and kept.speedup is not None and kept.rate is not None

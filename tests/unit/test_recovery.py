@@ -114,6 +114,7 @@ class TestRecover:
         assert not history.waiting, "half a configuration is nothing to try again"
         assert [t.number for t in read_trials(files)] == [0, 1]
 
+    @pytest.mark.slow
     def test_a_search_that_is_really_killed_can_be_resumed(self, files: StudyFiles) -> None:
         code = (
             "import os, signal, sys\n"
@@ -135,6 +136,7 @@ class TestRecover:
 
 
 class TestAttempts:
+    @pytest.mark.slow
     @pytest.mark.parametrize("status", sorted(TRANSIENT))
     def test_a_transient_failure_is_tried_three_times_in_all(self, files: StudyFiles, status: TrialStatus) -> None:
         history = History(files, SPACE)

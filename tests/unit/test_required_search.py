@@ -52,6 +52,7 @@ def searched(world: World, **changes: object):
     return search(spec, world.folder, world.env(remembering))
 
 
+@pytest.mark.slow
 def test_the_winner_meets_what_is_required(world: World) -> None:
     # Without the requirement, the largest batch wins: 3.00 GiB in bf16.
     found = searched(world, require=("peak_memory<=1.6GiB",)).outcome
@@ -69,6 +70,7 @@ def test_the_winner_meets_what_is_required(world: World) -> None:
             assert (told[trial.number] > 0) == (peak > 1.6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["auto", "tpe"])
 def test_what_nothing_meets_ends_with_the_nearest(world: World, sampler: str) -> None:
     with pytest.raises(InfeasibleError, match=r"none of .* meets peak_memory<=1\.2GiB") as raised:
@@ -100,6 +102,7 @@ def test_a_winner_that_is_slower_than_a_baseline_that_does_not_meet_it(world: Wo
     assert "its peak_memory is 2.00 GiB" in (required_line(found) or "")
 
 
+@pytest.mark.slow
 def test_the_leanest_of_the_fastest_is_handed_over(world: World) -> None:
     # 1.1 and 1.15 times as fast with batches of 64 and 128: within 6 % of each other.
     objective = world.folder / "thrifty.py"
@@ -116,6 +119,7 @@ def test_an_objective_that_lacks_what_it_needs_ends_before_anything_is_launched(
     assert not world.files.folder.exists()
 
 
+@pytest.mark.slow
 def test_a_short_training_is_not_compiled_and_a_long_one_is(world: World) -> None:
     def compiling(spec: TrialSpec) -> Play:
         compiled = spec.config["compile_mode"] != "off"
@@ -131,6 +135,7 @@ def test_a_short_training_is_not_compiled_and_a_long_one_is(world: World) -> Non
         assert found.trials[TrialStatus.COMPLETE.value] > 1
 
 
+@pytest.mark.slow
 def test_several_objectives_are_a_multi_objective_study_of_optuna(world: World) -> None:
     def burning(spec: TrialSpec) -> Play:
         # A larger batch is faster and takes more energy for a sample.

@@ -33,6 +33,7 @@ def cases(first: int, count: int, *more: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [50, pytest.param(500, marks=[pytest.mark.stress, pytest.mark.timeout(1200)])])
 def test_what_passes_is_the_same_data(count: int) -> None:
     found = cases(0, count)
@@ -41,6 +42,7 @@ def test_what_passes_is_the_same_data(count: int) -> None:
     assert any(case["passed"] for case in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [14, pytest.param(100, marks=[pytest.mark.stress, pytest.mark.timeout(600)])])
 def test_data_sets_without_state_are_not_refused(count: int) -> None:
     assert [case for case in cases(1000, count, "plain") if not case["passed"]] == []

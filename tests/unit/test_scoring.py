@@ -80,6 +80,7 @@ def test_there_are_no_other_built_in_objectives() -> None:
     assert objective_names() == expected
 
 
+@pytest.mark.slow
 def test_faster_is_never_worse(opened: list[Scorer]) -> None:
     slower = MEASUREMENT.model_copy(update={"energy_j": 90.0})
     faster = slower.model_copy(update={"samples_per_s": 51.0, "steady_per_s": 51.0})

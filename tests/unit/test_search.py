@@ -99,6 +99,7 @@ def _quiet() -> None:
 
 
 class TestSampler:
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", [*OPTUNAS, "grid"])
     def test_forty_asks_are_legal_new_and_never_ruled_out(self, name: str) -> None:
         searched = Searched(cpu_space(), name)
@@ -182,6 +183,7 @@ class TestSampler:
             found.append(config)
         assert found == list(islice(searched.space.grid(), 5))
 
+    @pytest.mark.slow
     def test_gaussian_process_proposals_are_legal(self) -> None:
         searched = Searched(cpu_space(), "gp")
         for _ in range(12):

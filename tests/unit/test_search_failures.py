@@ -61,6 +61,7 @@ def trials_of(world: World) -> list[Trial]:
 
 
 class TestRetries:
+    @pytest.mark.slow
     def test_a_transient_failure_is_repeated_at_once_and_twice_at_most(self, world: World) -> None:
         crashed, killed, worker_died = PASSING
         plays = {2: [crashed, killed], 5: [worker_died, DISTURBED], 8: [*PASSING, Play()], 11: [RAISED]}
@@ -77,6 +78,7 @@ class TestRetries:
         # Six configurations were requested, and six were tried.
         assert len({key(t.config) for t in trials}) == 6
 
+    @pytest.mark.slow
     def test_a_resume_keeps_the_number_of_attempts(self, world: World) -> None:
         # Launches 0 to 5 are the probe, the baseline, a heat, trial 1, another heat and the first failure.
         script = Script({2: [*PASSING, Play()]})
@@ -104,6 +106,7 @@ class TestBaseline:
                 run()
             assert len(trials_of(world)) == 3
 
+    @pytest.mark.slow
     def test_that_is_disturbed_by_others_is_a_machine_error(self, world: World) -> None:
         with pytest.raises(MachineError, match="too busy to measure: others used 1.8 cores") as caught:
             search(world.spec(), world.folder, world.env(Script({BASELINE: [DISTURBED] * 3})))
@@ -121,6 +124,7 @@ class TestBaseline:
         assert world.outcome.baseline.trial == 15 and world.outcome.best.speedup > 2
         assert trials_of(world)[15].repeats == 14
 
+    @pytest.mark.slow
     def test_that_raises_stops_the_search_at_once(self, world: World) -> None:
         with pytest.raises(WorkloadError, match="user_error"):
             search(world.spec(), world.folder, world.env(Script({BASELINE: [RAISED]})))
@@ -132,6 +136,7 @@ def again(world: World, script: Callable[[TrialSpec], Play]) -> None:
 
 
 class TestLessons:
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("status", "when"),
         [
@@ -154,6 +159,7 @@ class TestLessons:
             lessons.learn(trial.result.status, trial.config)
         assert status.value in world.outcome.trials
 
+    @pytest.mark.slow
     def test_lessons_are_kept_on_a_resume(self, world: World) -> None:
         def script(spec: TrialSpec) -> Play:
             return failing(TrialStatus.COMPILE_FAILED) if spec.config["compile_mode"] != "off" else plain(spec)
@@ -165,6 +171,7 @@ class TestLessons:
         resume(world.files, world.env(script))
         assert world.outcome.trials["compile_failed"] == 1
 
+    @pytest.mark.slow
     def test_a_machine_that_cannot_compile_is_found_out_once(self, world: World) -> None:
         """Even if the search ends in between. What the model's own code causes rules out less."""
 
@@ -190,6 +197,7 @@ class TestLessons:
 
 
 class TestEarlyEnd:
+    @pytest.mark.slow
     def test_a_trial_is_compared_with_the_best_of_its_kind(self, world: World) -> None:
         search(
             world.spec(trials=12, fixed=PLAIN, baseline={"optimizer_impl": "foreach"}), world.folder, world.env(plain)
@@ -207,6 +215,7 @@ class TestEarlyEnd:
         thresholds = {trial.config["batch_size"] == 32: asked[trial.number] for trial in trials[1:]}
         assert len(thresholds) == 2, "both kinds were tried"
 
+    @pytest.mark.slow
     def test_the_clock_at_which_the_best_was_seen_is_told(self, world: World) -> None:
         rates = {0: 300.0, 1: 600.0, 2: 400.0}
         plays = {
@@ -222,10 +231,12 @@ class TestEarlyEnd:
             (seen,) = (t for t in trials[: trial.number] if t.rate_per_s == pytest.approx(margin))
             assert plans[trial.number].prune_clock_mhz == 1000.0 + seen.number
 
+    @pytest.mark.slow
     def test_another_objective_never_ends_a_trial_early(self, world: World) -> None:
         search(world.spec(trials=3, objective="memory_thrift"), world.folder, world.env(plain))
         assert {s.plan.prune_below_per_s for s in world.launchers[0].specs if s.number is not None} == {0.0}
 
+    @pytest.mark.slow
     def test_the_measurement_of_a_pruned_trial_is_kept_but_is_no_candidate(self, world: World) -> None:
         fast = Play(status=TrialStatus.PRUNED, rate_per_s=500.0, measurement=make_measurement(500.0), wall_s=4.0)
         search(world.spec(trials=6, fixed=PLAIN), world.folder, world.env(Script({3: [fast]})))
@@ -239,6 +250,7 @@ class TestEarlyEnd:
 
 
 class TestBudget:
+    @pytest.mark.slow
     @pytest.mark.parametrize("budget_s", [90.0, 300.0])
     def test_what_the_proof_needs_is_reserved_for_it(self, world: World, budget_s: float) -> None:
         spent: list[float] = []
@@ -258,6 +270,7 @@ class TestBudget:
         assert spent[-1] <= search_share(budget_s, usual_s) * budget_s - 6.0 < spent[-1] + 12.0
         assert world.outcome.best.verified and world.outcome.baseline.verified
 
+    @pytest.mark.slow
     def test_while_there_is_nothing_to_prove_the_search_goes_on(self, world: World) -> None:
         spent: list[float] = []
         began = world.clock.now()
@@ -270,6 +283,7 @@ class TestBudget:
             search(world.spec(budget_s=100.0), world.folder, world.env(script))
         assert spent[-1] > 85.0
 
+    @pytest.mark.slow
     def test_waiting_for_a_card_does_not_count(self, world: World) -> None:
         """A launch that is still waiting has not used any of its time, however long others keep the card."""
 
@@ -297,6 +311,7 @@ class TestBudget:
 
 
 class TestFullDisk:
+    @pytest.mark.slow
     def test_a_launch_without_disk_space_stops_the_search_and_nothing_is_lost(self, world: World) -> None:
         full = MachineError("the disk is full", advice="free some space.")
         with pytest.raises(MachineError, match="the disk is full"):

@@ -58,6 +58,7 @@ def trained(
     return train
 
 
+@pytest.mark.slow
 def test_a_full_queue_is_not_counted(trained: Any) -> None:
     found = trained(LOADER_BOUND, steps=5)
     # The steps that draw on the queue run several times as fast. On a busy machine no rate may be known.
@@ -77,6 +78,7 @@ def test_a_queue_that_is_still_draining_gives_no_rate(trained: Any, monkeypatch:
     assert found["incomparable"] == "the loader's queue was still draining after 5 steps"
 
 
+@pytest.mark.slow
 def test_steps_that_have_not_settled_are_not_compared(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(short_training, "LONGER_S", 1.0)
     printed = trained({"step_s": "0.05", "growth_s": "0.01"}, steps=5, as_json=False)

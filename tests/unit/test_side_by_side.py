@@ -63,6 +63,7 @@ def overlapping(files: StudyFiles) -> set[tuple[str, str]]:
     }
 
 
+@pytest.mark.slow
 def test_trials_and_heats_overlap_and_nothing_else_does(world: World) -> None:
     search(world.spec(devices=FOUR), world.folder, env(world, plain))
     together = overlapping(world.files)
@@ -86,6 +87,7 @@ def test_trials_and_heats_overlap_and_nothing_else_does(world: World) -> None:
     assert world.outcome.elapsed_s < launches_s and world.outcome.devices == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["auto", "tpe", "random", "grid"])
 def test_the_same_number_of_trials_takes_less_time(world: World, sampler: str) -> None:
     took_s = {}
@@ -106,6 +108,7 @@ def test_launches_side_by_side_read_other_samples(world: World) -> None:
     assert len(set(firsts)) == len(firsts)
 
 
+@pytest.mark.slow
 def test_a_training_that_waits_for_the_disk_is_never_beside_others(world: World) -> None:
     def waits(spec: TrialSpec) -> Play:
         one = plain(spec)
@@ -117,6 +120,7 @@ def test_a_training_that_waits_for_the_disk_is_never_beside_others(world: World)
     assert overlapping(world.files) == set()
 
 
+@pytest.mark.slow
 def test_a_signal_ends_all_that_runs_and_a_resume_goes_on(world: World) -> None:
     def stopping(spec: TrialSpec) -> Play:
         # Three others have begun.
@@ -137,6 +141,7 @@ def test_a_signal_ends_all_that_runs_and_a_resume_goes_on(world: World) -> None:
     assert max(known.values()) == 1 and len(known) == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [MachineError("no process can be started"), KeyboardInterrupt()])
 def test_an_error_on_one_device_ends_the_others_and_a_resume_goes_on(world: World, error: BaseException) -> None:
     spec = world.spec(devices=FOUR, sampler="random", trials=8)

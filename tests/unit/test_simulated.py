@@ -24,6 +24,7 @@ def false_wins(found: Searched) -> int:
     return sum(found.machine.true_rate(config) <= usual for config in winners.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SOME)
 def test_what_a_search_says_agrees_with_what_it_measured(seed: int, tmp_path: Path) -> None:
     assert list(contradictions(simulate(seed, tmp_path))) == []

@@ -81,6 +81,7 @@ def test_what_was_not_touched_is_not_read(watch: SourceWatch, monkeypatch: pytes
     assert watch.edited() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["in a trial", "in the proof"])
 def test_a_search_ends_with_what_was_measured_and_goes_on_when_the_edit_is_undone(tmp_path: Path, when: str) -> None:
     world = World(tmp_path / "studies")
@@ -109,6 +110,7 @@ def test_a_search_ends_with_what_was_measured_and_goes_on_when_the_edit_is_undon
     assert any((s.launch, s.config) == (first.launch, first.config) or s.repeats == first.number for s in last)
 
 
+@pytest.mark.slow
 def test_a_resume_with_an_edited_workload_is_refused(tmp_path: Path) -> None:
     world = World(tmp_path / "studies")
     with pytest.raises(KeyboardInterrupt):

@@ -111,6 +111,7 @@ def test_rounds_alternate_their_order(world: NoisyWorld) -> None:
     assert order[:4] == ["verify-00000-1", "verify-00001-1", "verify-00001-2", "verify-00000-2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget_s", [120, 130])
 def test_a_second_round_of_fewer_takes_the_place_of_none(world: NoisyWorld, budget_s: float) -> None:
     """Launches of the race take longer than the trials did, so that a second round of all does not fit."""
@@ -126,6 +127,7 @@ def test_a_second_round_of_fewer_takes_the_place_of_none(world: NoisyWorld, budg
     assert outcome.best.speedup > 1.5 and outcome.best.launches == 2
 
 
+@pytest.mark.slow
 def test_what_nothing_else_needs_makes_the_winners_figure_surer(world: NoisyWorld) -> None:
     world.noise = 0.06
     outcome = world.run(faster_by(1.5, world, wall_s=4.0), budget_s=120)
@@ -174,6 +176,7 @@ def test_among_equals_the_simplest_wins(world: NoisyWorld) -> None:
     assert outcome.best.config["num_workers"] == 0
 
 
+@pytest.mark.slow
 def test_a_slower_configuration_does_not_win_by_being_simpler(tmp_path: Path) -> None:
     fixed = {n: v for n, v in FIXED.items() if n != "num_workers"}
     unsettled = 0
@@ -212,6 +215,7 @@ def test_a_shown_win_is_not_traded_for_a_simpler_configuration(tmp_path: Path) -
     assert contested
 
 
+@pytest.mark.slow
 def test_a_false_winner_is_rare(tmp_path: Path) -> None:
     won = 0
     for seed in range(12):
@@ -488,6 +492,7 @@ MANY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_an_interrupted_race_continues_with_the_same_entrants_in_a_new_round(world: NoisyWorld, rounds: int) -> None:
     """Killed in the middle of a round. Finished launches must not make room for more entrants, and must not be compared
@@ -520,6 +525,7 @@ def test_an_interrupted_race_continues_with_the_same_entrants_in_a_new_round(wor
     assert other.outcome.best.verified
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", ["check-", "verify-", "hold-", "device-"])
 def test_after_a_kill_in_the_proof_nothing_is_launched_twice(world: NoisyWorld, cut: str) -> None:
     """One uninterrupted run shows the launches; another is killed in the middle of one of each kind, and resumed."""

@@ -40,6 +40,7 @@ def told_by(env: Environment) -> tuple[Environment, Told]:
 
 
 class TestWonElsewhere:
+    @pytest.mark.slow
     def test_the_winner_of_the_same_workload_is_tried_first(self, world: World) -> None:
         search(world.spec(), world.folder, world.env(plain))
         env, told = told_by(world.env(plain))
@@ -48,12 +49,14 @@ class TestWonElsewhere:
         assert key(trials[1].config) == key(world.outcome.best.config)
         assert "trying first what won in s" in told.sentences
 
+    @pytest.mark.slow
     def test_on_other_hardware_only_the_same_workload_counts(self, world: World) -> None:
         search(world.spec(), world.folder, world.env(plain))
         env, told = told_by(world.env(plain, device_name="another", torch_version="2.12.0"))
         search(world.spec(name="there", trials=2), world.folder, env)
         assert any("won in s" in s for s in told.sentences)
 
+    @pytest.mark.slow
     def test_another_training_and_what_is_only_likely_do_not_count(self, world: World) -> None:
         search(world.spec(), world.folder, world.env(plain))
         env, told = told_by(world.env(plain))
@@ -72,6 +75,7 @@ class TestWonElsewhere:
         other = command.model_copy(update={"folder": "/two"})
         assert not _is_alike(one, one.model_copy(update={"command": other}))
 
+    @pytest.mark.slow
     def test_a_configuration_is_not_tried_twice_nor_for_another_objective(self, world: World) -> None:
         search(world.spec(), world.folder, world.env(plain))
         search(world.spec(name="second"), world.folder, world.env(plain))
@@ -97,6 +101,7 @@ class TestWonElsewhere:
         assert waits_as_long(config, baseline) is left
         assert not waits_as_long(config, None)
 
+    @pytest.mark.slow
     def test_an_illegal_configuration_is_left_out(self, world: World) -> None:
         search(world.spec(), world.folder, world.env(plain))
         assert world.outcome.best.config["precision"] == "bf16"
@@ -104,6 +109,7 @@ class TestWonElsewhere:
         files = search(fixed, world.folder, world.env(plain)).files
         assert {t.config["precision"] for t in read_trials(files)} == {"fp32"}
 
+    @pytest.mark.slow
     def test_a_damaged_study_is_ignored(self, world: World) -> None:
         search(world.spec(), world.folder, world.env(plain))
         world.files.outcome.write_text("{}")
@@ -111,6 +117,7 @@ class TestWonElsewhere:
         search(world.spec(name="again", trials=2), world.folder, env)
         assert not any("won in" in s for s in told.sentences)
 
+    @pytest.mark.slow
     def test_a_resume_keeps_the_first_configurations(self, world: World) -> None:
         search(world.spec(), world.folder, world.env(plain))
         # Probe and baseline, then killed while the winner is tried.
@@ -124,6 +131,7 @@ class TestWonElsewhere:
 
 
 class TestFork:
+    @pytest.mark.slow
     def test_a_new_study_tries_the_best_first(self, world: World) -> None:
         def without_channels_last(spec: TrialSpec) -> Play:
             return plain(spec)

@@ -32,6 +32,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_search_finds_the_known_best_within_its_budget(world: World) -> None:
     began = world.clock.now()
     search(world.spec(budget_s=600), world.folder, world.env(plain))
@@ -57,6 +58,7 @@ def test_the_profile_says_whether_files_came_from_the_page_cache(world: World, d
     assert read(world.files.profile).conditions.page_cache == world.outcome.page_cache == state
 
 
+@pytest.mark.slow
 def test_the_winner_of_the_search_loses_if_it_cannot_be_reproduced(world: World) -> None:
     lucky: set[str] = set()
 
@@ -72,6 +74,7 @@ def test_the_winner_of_the_search_loses_if_it_cannot_be_reproduced(world: World)
     assert world.outcome.best.config["batch_size"] != 128
 
 
+@pytest.mark.slow
 def test_a_finalist_that_fails_when_launched_again_drops_out(world: World) -> None:
     failed: list[str] = []
 
@@ -86,6 +89,7 @@ def test_a_finalist_that_fails_when_launched_again_drops_out(world: World) -> No
     assert world.outcome.best.config["batch_size"] != 128
 
 
+@pytest.mark.slow
 def test_nothing_that_an_oom_rules_out_is_launched(world: World) -> None:
     def small(spec: TrialSpec) -> Play:
         if int(spec.config["batch_size"]) >= 64:
@@ -126,6 +130,7 @@ def test_a_slow_trial_is_pruned_and_never_wins(world: World) -> None:
         assert trial.score is None and (trial.rate_per_s or 0) < max(before)
 
 
+@pytest.mark.slow
 def test_a_failing_baseline_stops_the_search(world: World) -> None:
     def broken(spec: TrialSpec) -> Play:
         return Play(status=TrialStatus.USER_ERROR, cause="KeyError: 'label' (mine.py:12)", wall_s=2.0)
@@ -164,6 +169,7 @@ def test_an_exhausted_space_ends_the_search(world: World) -> None:
     assert sum(world.outcome.trials.values()) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launch", [0, 1, 2, 3, 5, 9, 14])
 def test_a_kill_at_any_launch_leads_to_the_same_end(world: World, launch: int) -> None:
     with pytest.raises(KeyboardInterrupt):
@@ -206,6 +212,7 @@ def test_kills_at_every_trial_do_not_change_the_result(tmp_path: Path) -> None:
         assert ended(cut) == ended(whole), f"killed at trial {number}"
 
 
+@pytest.mark.slow
 def test_a_signal_ends_the_search_and_the_interrupted_trial_is_repeated(world: World) -> None:
     def script(spec: TrialSpec) -> Play:
         if spec.number == 3:

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from autotune.base.records import TrialSpec
 from autotune.profile import read
 from tests.support import Play, make_measurement
@@ -15,6 +17,7 @@ def play(spec: TrialSpec) -> Play:
     return Play(rate_per_s=rate, wall_s=6.0, measurement=make_measurement(rate, epoch_samples=0))
 
 
+@pytest.mark.slow
 def test_it_can_be_won(tmp_path: Path) -> None:
     world = World(tmp_path)
     outcome = run(world, play)

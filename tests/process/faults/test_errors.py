@@ -64,12 +64,14 @@ def test_no_triton_configuration_fits_a_kernel_into_its_shared_memory(ended):
     assert "No valid triton configs" in end.result.cause and not end.result.cannot_compile
 
 
+@pytest.mark.slow
 def test_a_c_compiler_that_fails(ended, tmp_path):
     end = ended("errors.compiler_that_fails", 1, cache_folder=str(tmp_path / "cache"))
     assert end.seen == (TrialStatus.COMPILE_FAILED, Phase.COMPILE)
     assert "CppCompileError" in end.result.cause or "/bin/false" in end.result.cause, end.result.cause
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "cache", "cause", "advice"),
     [

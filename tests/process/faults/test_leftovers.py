@@ -54,12 +54,14 @@ def test_shared_memory_of_a_killed_leader(ended):
     assert noted(end, "shared-memory")
 
 
+@pytest.mark.slow
 def test_tensors_shared_as_files_by_a_killed_leader(ended):
     end = ended("leftovers.tensors_as_files_and_kill", 2)
     assert end.seen == (TrialStatus.KILLED, Phase.WARMUP)
     assert noted(end, "left-behind")
 
 
+@pytest.mark.slow
 def test_tensors_on_their_way_from_workers_to_a_killed_leader(ended):
     end = ended("leftovers.workers_share_tensors_as_files", "load", config={"num_workers": 2}, plan=ENDLESS)
     assert end.seen == (TrialStatus.KILLED, Phase.MEASURE)

@@ -49,6 +49,7 @@ def test_a_rank_dies_of_itself(ended):
     assert "in segv" in end.result.evidence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("at", "phase"), [("build", TrialStatus.TIMEOUT), (30, TrialStatus.HANG)], ids=["build", "step"]
 )
@@ -60,6 +61,7 @@ def test_a_rank_hangs(ended, at, phase):
     assert "in wait" in end.stderr and "rank 0" in end.stderr
 
 
+@pytest.mark.slow
 def test_a_rank_is_stopped(ended, study_mark):
     stopped = []
 

@@ -47,6 +47,7 @@ def test_a_result_that_our_own_clock_contradicts(ended):
     assert "s of measuring" in end.result.cause and "own clock it took" in end.result.cause
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("speed", [0.3, 8])
 def test_a_replaced_clock(ended, speed):
     plan = MeasurePlan(target_halfwidth=1e-9, min_windows=2, min_window_s=0.1, max_measure_s=2.0 * max(speed, 0.5))

@@ -70,6 +70,7 @@ def test_a_worker_is_stuck_in_getitem(ended):
     assert "dataloader.py" in end.stderr  # where the leader waits for it
 
 
+@pytest.mark.slow
 def test_a_worker_gets_stuck_midway(ended):
     end = ended("signals.wait_deaf", MIDWAY, config=TWO_WORKERS, plan=ENDLESS, limits=PhaseLimits(silence_s=1.0))
     assert end.seen == (TrialStatus.HANG, Phase.MEASURE)
@@ -94,6 +95,7 @@ def test_a_phases_limit_ends_the_deaf(ended, at, phase):
     assert "in wait_deaf" in end.stderr
 
 
+@pytest.mark.slow
 def test_steps_that_go_on_for_ever_are_no_hang(ended):
     end = ended("", plan=ENDLESS, limits=PhaseLimits(measure_s=1.5, silence_s=1.0))
     assert end.seen == (TrialStatus.TIMEOUT, Phase.MEASURE)

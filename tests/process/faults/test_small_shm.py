@@ -47,6 +47,7 @@ def in_small_shm(tmp_path):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1, pytest.param(20, marks=pytest.mark.stress)])
 def test_a_small_shm(in_small_shm, fault, times):
     """All on one launcher, because a template takes seconds to start: each fault, followed by a healthy launch."""
