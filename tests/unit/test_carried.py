@@ -233,3 +233,56 @@ def test_what_cannot_be_copied_is_named(changed: dict[str, Any], sentence: str, 
 def test_what_is_live() -> None:
     assert is_live("model", net()) and is_live("dataset", Rows()) and is_live("dataset", [1, 2])
     assert not is_live("model", nn.Linear) and not is_live("dataset", Rows) and not is_live("dataset", net)
+
+
+#: Functions of a script, whose batches are of a class of its own.
+BATCHES = """
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from autotune.search.tuning.workload_file import model_argument
+
+
+@dataclass
+class Batch:
+    values: torch.Tensor
+
+
+def model(): return torch.nn.Linear(1, 1)
+def dataset(): return [torch.zeros(1)] * 8
+def optimizer(model): return torch.optim.SGD(model.parameters(), lr=0.1)
+def loss(model, batch): return model(batch.values).mean()
+def collate(ctx): return together
+def together(samples): return Batch(torch.stack(samples))
+
+
+parts = {"model": model, "dataset": dataset, "optimizer": optimizer, "loss": loss, "collate": collate}
+print(model_argument(parts, Path(sys.argv[1])))
+"""
+DELIVERED = """
+import sys
+from autotune import Context
+from autotune.base.records import DataRef
+from autotune.training.step import open_loader
+from autotune.workload.catalog import find_workload
+from autotune.workload.contract import load
+
+if __name__ == "__main__":
+    workload = load(find_workload(sys.argv[1], {}))
+    ctx = Context("cpu", 4, None, 0, DataRef(kind="none"))
+    for method in ("fork", "spawn"):
+        loader = open_loader(workload, ctx, {"batch_size": 4, "num_workers": 1}, worker_start_method=method)
+        print(*(type(batch).__name__ for batch in loader))
+"""
+
+
+@pytest.mark.slow
+def test_workers_hand_over_batches_of_a_class_of_the_scripts_own(tmp_path: Path) -> None:
+    script, trial = tmp_path / "train.py", tmp_path / "elsewhere" / "trial.py"
+    trial.parent.mkdir()
+    script.write_text(BATCHES)
+    trial.write_text(DELIVERED)
+    (path,) = python(script, str(tmp_path / "studies"))
+    assert python(trial, path) == ["Batch Batch", "Batch Batch"]
