@@ -29,7 +29,6 @@ from pathlib import Path
 from unittest.mock import patch
 
 from autotune import search as searching
-from autotune import stats
 from autotune.base.clock import VirtualClock
 from autotune.base.files import write_atomic
 from autotune.base.observer import Silent
@@ -39,7 +38,6 @@ from autotune.base.records import (
     HeatPlan,
     Hold,
     LaunchKind,
-    Measurement,
     Outcome,
     Phase,
     StudySpec,
@@ -324,33 +322,21 @@ class CardLauncher:
         phases = (Phase.LOAD, 0.3), (Phase.BUILD, startup_s - 0.3), (Phase.COMPILE, compile_s), (Phase.WARMUP, warmup_s)
         self._go(spec, watch, *phases)
         windows = self._windows(spec, watch, step_s, min(1.0, wait_s / step_s))
-        kept = windows.kept
-        rate = stats.rate_of([block.window for block in kept])
-        steps = [step for block in kept for step in block.steps]
-        measurement = Measurement(
+        measurement = windows.measured(
+            samples=batch,
+            epoch_samples=IMAGES,
+            turn_s=0.3,
+            has_turns=False,
+            warmup_steps=math.ceil(warmup_s / step_s),
+            warmup_s=warmup_s,
+            drained=True,
+            unsettled=None,
             batch_size=batch,
-            samples_per_s=rate.per_s,
-            ci95_per_s=(rate.low_per_s, rate.high_per_s),
-            steady_per_s=rate.per_s,
-            windows=tuple(block.window for block in kept),
-            step_s=tuple(step.step_s for step in steps),
-            wait_s=tuple(step.wait_s for step in steps),
-            device_s=tuple(step.device_s for step in steps),
             loader_capacity_per_s=card.loader_per_s({**config, "pin_memory": False}),
-            device_per_s=batch / (card.trained_s(config) if trains else 1.0),
-            settled=windows.settled,
-            relative_se=rate.relative_se,
-            degrees=rate.degrees,
             startup_s=startup_s,
             compile_s=compile_s,
             compile_cache_warm=warm,
-            warmup_s=warmup_s,
-            measured_s=sum(block.window.seconds for block in kept),
-            loader_wait_fraction=min(1.0, wait_s / step_s),
-            epoch_turn_s=0.3,
-            epoch_samples=IMAGES,
             peak_allocated_bytes=card.peak_bytes(config) if trains else None,
-            sm_clock_mhz=1980,
             host_memory_bytes=4 * 2**30,
             losses=(6.9,),
         )
@@ -362,10 +348,10 @@ class CardLauncher:
                 launch=spec.launch,
                 status=TrialStatus.PRUNED,
                 phase=Phase.MEASURE,
-                cause=f"ran at {rate.per_s:.4g} samples/s, and is too slow to be the best",
+                cause=f"ran at {measurement.samples_per_s:.4g} samples/s, and is too slow to be the best",
                 exit_code=0,
-                rate_seen_per_s=rate.per_s,
-                measurement=measurement if len(kept) > 1 else None,
+                rate_seen_per_s=measurement.samples_per_s,
+                measurement=measurement if len(windows.kept) > 1 else None,
             )
         return TrialResult(
             launch=spec.launch,

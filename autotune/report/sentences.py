@@ -27,8 +27,7 @@ from autotune.base.records import (
     TrainVerdict,
     Trial,
 )
-from autotune.knobs.compile_mode import eager
-from autotune.space import key, maths_part
+from autotune.space import is_checked_by, key
 from autotune.space.formatting import (
     count,
     describe,
@@ -114,8 +113,7 @@ def check_of(outcome: Outcome, standing: Standing) -> TrainVerdict | None:
     or else, where there was no time to compile, eagerly.
     """
     checks = [c for c in outcome.checks if standing.trial in c.trials]
-    ways = [maths_part(config) for config in (standing.config, eager(standing.config))]
-    alike = [c for way in ways for c in checks if maths_part(c.config) == way]
+    alike = [c for c in checks if is_checked_by(standing.config, c.config)]
     return next(iter([*alike, *checks]), None)
 
 

@@ -99,7 +99,7 @@ def request_for_space(spec: StudySpec, knobs: Mapping[str, tuple[Value, ...]] | 
         batch_size=rank_batch or spec.batch_size,
         keep_batch_size=spec.keep_batch_size or rank_batch is not None,
         global_batch=rank_batch,
-        told=Subject.of(spec).told,
+        told=Subject.of(spec).told(),
     )
 
 

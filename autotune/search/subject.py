@@ -14,7 +14,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path, PurePath
-from types import MappingProxyType
 
 from autotune.base.errors import ImpossibleError, UsageError, WorkloadError
 from autotune.base.layout import DEFAULT_STUDIES, StudyFiles
@@ -92,11 +91,9 @@ class Subject(ABC):
 
     Attributes:
         words: its command; empty for a workload.
-        told: the values of knobs that its command states.
     """
 
     words: tuple[str, ...] = ()
-    told: Mapping[str, tuple[Value, ...]] = MappingProxyType({})
 
     def __init__(self, spec: StudySpec) -> None:
         self.spec = spec
@@ -114,6 +111,10 @@ class Subject(ABC):
             UsageError: it does not exist, an option is only for the other kind, or options contradict each other.
             WorkloadError: the data folder does not exist.
         """
+
+    def told(self) -> Mapping[str, tuple[Value, ...]]:
+        """Return the values of knobs that its command states."""
+        return {}
 
     @abstractmethod
     def data(self) -> DataRef:
@@ -189,8 +190,7 @@ class ScriptSubject(Subject):
         self._command = command
         self.words = command.words
 
-    @property
-    def told(self) -> Mapping[str, tuple[Value, ...]]:  # type: ignore[override]
+    def told(self) -> Mapping[str, tuple[Value, ...]]:
         return told_values(self._command)
 
     def checked(self) -> WorkloadRef:
@@ -243,7 +243,7 @@ class ScriptSubject(Subject):
         warning = slow_start(files, self.spec.budget_s)
         if warning is not None:
             yield warning
-        yield from before_measuring(self._command, files, probe)
+        yield from where_it_writes(self._command, files, probe)
 
     def left(self, files: StudyFiles) -> LeftFiles | None:
         _, result = read_launch(files.launch("probe-1"))
@@ -413,7 +413,7 @@ def own_folders(spec: StudySpec) -> tuple[str, ...]:
     return tuple(flag for flag, is_set in options.items() if is_set)
 
 
-def before_measuring(command: CommandRef, files: StudyFiles, probe: Probe) -> Iterator[str]:
+def where_it_writes(command: CommandRef, files: StudyFiles, probe: Probe) -> Iterator[str]:
     """Yield what the user should know about where a script writes, before it is launched to be measured."""
     wrote = probe.wrote
     if wrote is not None and wrote.size_bytes >= _MUCH_BYTES:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from autotune.base.errors import UnknownNameError, UsageError
 from autotune.base.records import Config, Host, TrialStatus, Value
 from autotune.knobs import KNOBS, Knob, Maths, Scope, spell
-from autotune.knobs.compile_mode import CUDAGRAPH_MODES, compiles, mode_of
+from autotune.knobs.compile_mode import CUDAGRAPH_MODES, compiles, eager, mode_of
 from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
 from autotune.knobs.gradient_accumulation import parts_of
 from autotune.knobs.num_workers import WORKERS, workers_of
@@ -83,6 +83,12 @@ def maths_part(config: Config) -> dict[str, Value]:
         for name, value in canonical(config).items()
         if name not in KNOBS or (name != "batch_size" and KNOBS[name].maths is not Maths.SAME)
     }
+
+
+def is_checked_by(config: Config, checked: Config) -> bool:
+    """Return whether a check of how ``checked`` trains is one of ``config``: both compute the same, or the check did so
+    eagerly because there was no time to compile."""
+    return maths_part(checked) in (maths_part(config), maths_part(eager(config)))
 
 
 def delivery_part(config: Config) -> dict[str, Value]:

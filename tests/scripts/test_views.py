@@ -17,7 +17,7 @@ from autotune.base.layout import StudyFiles
 from autotune.base.records import CommandRef, LaunchKind, Probe, TrialResult, TrialStatus
 from autotune.child import script_folders, temporary
 from autotune.launcher import ProcessLauncher
-from autotune.search.subject import before_measuring, left_sentence
+from autotune.search.subject import left_sentence, where_it_writes
 from tests.support import make_probe, make_spec, make_study_spec
 
 from ..process.alive import wait_until  # noqa: TID252
@@ -142,7 +142,7 @@ def sentences(folder: Path, probe: Probe, **command: Any) -> list[str]:
         if path.exists():
             os.utime(path, ns=(0, files.request.stat().st_mtime_ns + 1))
     ref = CommandRef(words=("train",), folder=str(folder), **command)
-    return list(before_measuring(ref, files, probe))
+    return list(where_it_writes(ref, files, probe))
 
 
 def test_weights_that_launches_may_leave_are_told_before_they_are_measured(tmp_path: Path) -> None:

@@ -303,9 +303,9 @@ def test_a_verdict_is_on_what_trains_as_it_was_checked(by_command):
         return SimpleNamespace(config={**trained, **changes}, trial=SimpleNamespace(number=number))
 
     verdict = TrainVerdict(trials=(4,), config={**trained, "batch_size": 32, "num_workers": 0}, passed=True)
-    assert covers(final, verdict, entrant()) and covers(final, verdict, entrant(batch_size=32, num_workers=0))
-    assert not covers(final, verdict, entrant(number=5)) and not covers(final, verdict, entrant(precision="fp32"))
-    assert not covers(final, verdict, entrant(compile_mode="off"))
+    assert covers(verdict, entrant()) and covers(verdict, entrant(batch_size=32, num_workers=0))
+    assert not covers(verdict, entrant(number=5)) and not covers(verdict, entrant(precision="fp32"))
+    assert not covers(verdict, entrant(compile_mode="off"))
     eager = verdict.model_copy(update={"config": {**verdict.config, "compile_mode": "off"}})
-    assert covers(final, eager, entrant()) and covers(final, eager, entrant(compile_mode="off"))
+    assert covers(eager, entrant()) and covers(eager, entrant(compile_mode="off"))
     assert is_told_by(final, verdict, entrant())

@@ -29,7 +29,7 @@ from autotune.knobs.compile_mode import eager
 from autotune.samplers import WARM_COMPILE
 from autotune.search.verify.final import Final
 from autotune.search.verify.race import Entrant, ended_from_outside
-from autotune.space import Space, canonical, key, maths_part, samples_at_once
+from autotune.space import Space, canonical, is_checked_by, key, maths_part, samples_at_once
 from autotune.space.formatting import listed
 from autotune.stats import compare_data, plan_beside
 
@@ -400,10 +400,9 @@ def not_checked(final: Final, one: Entrant, reason: str) -> list[TrainVerdict]:
     return [verdict.model_copy(update={"beside": final.beside}) for verdict in verdicts]
 
 
-def train_alike(final: Final, one: Entrant, other: Entrant) -> bool:
+def train_alike(one: Entrant, other: Entrant) -> bool:
     """Return whether one check covers both entrants: they differ only in loader and batch size."""
-    baseline = final.space.baseline
-    return key(_at_users_batch(one.config, baseline)) == key(_at_users_batch(other.config, baseline))
+    return maths_part(one.config) == maths_part(other.config)
 
 
 def need_s(final: Final, baseline: Entrant, entrants: Sequence[Entrant]) -> float:
@@ -414,20 +413,16 @@ def need_s(final: Final, baseline: Entrant, entrants: Sequence[Entrant]) -> floa
     return max((fixed_s + FEWEST_STEPS * step_s for fixed_s, step_s in costs), default=0.0)
 
 
-def covers(final: Final, verdict: TrainVerdict, one: Entrant) -> bool:
+def covers(verdict: TrainVerdict, one: Entrant) -> bool:
     """Return whether a verdict is on the way in which an entrant trains. A winner without one of its knobs has its
     trial's number, and may compute in another way."""
-    if one.trial.number not in verdict.trials:
-        return False
-    checked = _at_users_batch(verdict.config, final.space.baseline)
-    # Without time to compile, the same is checked eagerly.
-    return any(checked == _at_users_batch(c, final.space.baseline) for c in (one.config, eager(one.config)))
+    return one.trial.number in verdict.trials and is_checked_by(one.config, verdict.config)
 
 
 def is_told_by(final: Final, verdict: TrainVerdict, one: Entrant) -> bool:
     """Return whether a verdict says how an entrant trains, or why that was not checked. It says nothing of an entrant
     of a script if only the check of others was impossible."""
-    if not covers(final, verdict, one):
+    if not covers(verdict, one):
         return False
     return not final.by_command or verdict.passed is not None or verdict.config == _as_checked(final, one.config)
 

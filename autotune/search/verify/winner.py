@@ -338,13 +338,12 @@ class Contest:
             self._data[key(one.config)] = not_compared(self.race.final, one, reason)
 
     def _trains(self, one: Entrant) -> bool:
-        final = self.race.final
-        failed = next((v for v in self.checks if v.passed is False and covers(final, v, one)), None)
+        failed = next((v for v in self.checks if v.passed is False and covers(v, one)), None)
         if failed is not None:
             one.out = one.out or f"fast but wrong: {failed.reason}"
             return False
         if not self._knows_training(one):
-            self._check([one, *(e for e in self._unchecked if e is not one and train_alike(final, one, e))])
+            self._check([one, *(e for e in self._unchecked if e is not one and train_alike(one, e))])
             if one.out is not None:
                 # Whatever is wrong with it may be wrong with the others, which should not race for nothing.
                 self._check(self._unchecked)
@@ -399,7 +398,7 @@ class Contest:
     def wrong(self) -> list[Config]:
         """Configurations that do not train like eager fp32."""
         failed = [verdict for verdict in self.checks if verdict.passed is False]
-        finalists = [one for one in self.finalists if any(covers(self.race.final, v, one) for v in failed)]
+        finalists = [one for one in self.finalists if any(covers(v, one) for v in failed)]
         return [*(verdict.config for verdict in failed), *(one.config for one in finalists)]
 
 
@@ -501,7 +500,7 @@ def _without_useless(
     race, checks, final_hold = contest.race, contest.checks, hold
     final, limit_s = race.final, race.final.budget_s
     # A winner that is known to train correctly is not given up for one that is not.
-    is_winner_checked = any(verdict.passed and winner.trial.number in verdict.trials for verdict in checks)
+    is_winner_checked = any(verdict.passed and covers(verdict, winner) for verdict in checks)
 
     def passes(simpler: Entrant) -> bool:
         nonlocal final_hold
