@@ -248,7 +248,7 @@ def declared_knobs(path: Path) -> dict[str, tuple[Value, ...]] | None:
     """Return the knobs that a workload's file declares, with those of their values that are literals, without running
     it.
 
-    ``None`` if they cannot be determined: the file has no literal ``KNOBS``, or cannot be read.
+    ``None`` if they cannot be determined: the file has no literal ``KNOBS``, has more than one, or cannot be read.
     """
     try:
         body = _parse(path.read_bytes()).body
