@@ -6,6 +6,7 @@ A launch is judged by its wait status, its result file and evidence from the sys
 
 from __future__ import annotations
 
+import os
 import signal
 import uuid
 from collections.abc import Callable
@@ -75,6 +76,8 @@ class ProcessLauncher:
         on_wait: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         self._marks = {STUDY_MARK: study_mark, LAUNCHER_MARK: uuid.uuid4().hex}
+        #: As it is now, however often a process has to be started anew: all launches of a study share it.
+        self._environ = dict(os.environ)
         self._clock = clock
         self._quiet = Quiet(clock, cards, on_wait)
         self._on_wait = on_wait
@@ -174,7 +177,7 @@ class ProcessLauncher:
         if template is not None and (template.env, template.cores) != (dict(spec.env), spec.cores):
             self.close()
         if self._template is None:
-            self._template = Template(spec.env, spec.cores, self._marks, self._clock, self._say_spawned)
+            self._template = Template(self._environ, spec.env, spec.cores, self._marks, self._clock, self._say_spawned)
         return self._template
 
     def _say_spawned(self, sentence: str) -> None:

@@ -75,6 +75,7 @@ class Template:
     """One template process and the socket to it. The process dies with the thread that started it.
 
     Args:
+        environ: the environment of the study. env: what its launches have in addition.
         cores: the cores to which it and its descendants are pinned; empty: not pinned.
         marks: environment variables by which its processes are found.
         on_spawn: called with one sentence whenever a launch cannot be forked and is spawned, which takes longer.
@@ -82,6 +83,7 @@ class Template:
 
     def __init__(
         self,
+        environ: Mapping[str, str],
         env: Mapping[str, str],
         cores: Sequence[int],
         marks: Mapping[str, str],
@@ -96,7 +98,7 @@ class Template:
         self._open: _Open | None = None
         parent_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket = parent_end
-        base = {**{n: v for n, v in os.environ.items() if n != STORAGE_URL}, **env}
+        base = {**{n: v for n, v in environ.items() if n != STORAGE_URL}, **env}
         settings = {
             **IMPORT_ENV,
             **marks,

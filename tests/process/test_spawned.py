@@ -32,10 +32,10 @@ def spawning(tmp_path_factory):
     folder = tmp_path_factory.mktemp("agent")
     (folder / "sitecustomize.py").write_text(AGENT)
     mark, said = f"test-{uuid4().hex}", []
-    launcher = ProcessLauncher(mark, SystemClock(), on_wait=said.append)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder))
-        yield launcher, mark, said
+        launcher = ProcessLauncher(mark, SystemClock(), on_wait=said.append)
+    yield launcher, mark, said
     launcher.close()
     assert marked(mark) == {}
     # Once, though there were several.
