@@ -1,7 +1,8 @@
 """Whole searches on a made-up H200, in virtual time.
 
 ``python -m benchmarks.made_up_h200 SECONDS [--seed N] [--set NAME=VALUE]…`` searches for ``resnet50`` on synthetic
-images and prints its launches. A search of ten minutes takes some fifteen seconds.
+images and prints its launches. A search of ten minutes takes some fifteen seconds. With ``--seeds N`` it searches N
+times, and prints for each what was found, as a fraction of the best rate there is.
 
 The seconds, rates and bytes are those that `benchmarks/results/card-nvidia-h200.md` and the probes of the same card
 report, put into formulas:
@@ -19,11 +20,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import math
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from unittest.mock import patch
@@ -45,6 +47,7 @@ from autotune.base.records import (
     TrialResult,
     TrialSpec,
     TrialStatus,
+    Value,
     Window,
 )
 from autotune.child.windows import Block, Timed, Windows
@@ -189,6 +192,25 @@ class Card:
         """Return the largest part of the card's memory that a training takes."""
         of_image = _ACTIVATION_BYTES[str(config["precision"])] * (0.93 if compiles(config) else 1.0)
         return int(0.6e9 + batch_of(config) * of_image)
+
+    def per_s(self, config: Config) -> float:
+        """Return the images a second of the whole training."""
+        return batch_of(config) / self.seconds(config)[0]
+
+    def best_per_s(self) -> float:
+        """Return the largest rate that a training on this card can have."""
+        values: dict[str, Iterable[Value]] = {
+            "precision": _KERNELS_S,
+            "compile_mode": _COMPILED,
+            "memory_format": ("contiguous", "channels_last"),
+            "batch_size": (128, 256, 512, 1024),
+            "num_workers": (0, 4, 8, HOST.cores - 1),
+            "pin_memory": (False, True),
+            "cudnn_benchmark": (False, True),
+            "optimizer_impl": _OPTIMIZER_S,
+        }
+        configs = (dict(zip(values, combination, strict=True)) for combination in itertools.product(*values.values()))
+        return max(self.per_s(config) for config in configs if self.peak_bytes(config) < CAPACITY_BYTES)
 
     def cold_s(self, config: Config) -> float:
         """Return the seconds in which a configuration compiles without a cache."""
@@ -538,6 +560,7 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.made_up_h200")
     parser.add_argument("budget_s", type=float, metavar="SECONDS")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=0, metavar="N", help="search N times, from this seed on")
     names = ", ".join(one.name for one in fields(Card))
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=f"of the card: {names}")
     asked = parser.parse_args(words)
@@ -545,6 +568,15 @@ def main(words: list[str] | None = None) -> int:
         card = replace(Card(), **{name: float(value) for name, _, value in (one.partition("=") for one in asked.set)})
     except (TypeError, ValueError) as error:
         parser.error(str(error))
+    for seed in range(asked.seed, asked.seed + asked.seeds):
+        with tempfile.TemporaryDirectory() as folder:
+            launcher, outcome = search(card, asked.budget_s, seed, Path(folder))
+        changes = _changes(outcome.best.config, outcome.baseline.config)
+        print(
+            f"seed {seed}: {card.per_s(outcome.best.config) / card.best_per_s():.2f} of the best: {changes}", flush=True
+        )
+    if asked.seeds:
+        return 0
     with tempfile.TemporaryDirectory() as folder:
         launcher, outcome = search(card, asked.budget_s, asked.seed, Path(folder))
     baseline, first_s = outcome.baseline.config, launcher.log[0][0]

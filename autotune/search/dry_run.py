@@ -92,7 +92,10 @@ def _first(setup: Setup, trial_s: float, count: int) -> tuple[Proposal, ...]:
         capacity_bytes=setup.capacity_bytes,
         noise_sd=lambda: PRIORS[setup.probe.device.partition(":")[0]].sd,
         experience=Experience(
-            trial_s, compile_limit_s=setup.launches().limits.compile_s, must_compile=space.must_compile
+            trial_s,
+            compile_limit_s=setup.launches().limits.compile_s,
+            must_compile=space.must_compile,
+            sample_bytes=space.sample_bytes,
         ),
     )
     optuna.logging.set_verbosity(optuna.logging.ERROR)

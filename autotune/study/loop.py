@@ -142,7 +142,11 @@ class StudyLoop:
         self._observer = observer
         self._prune = prune
         self._required = required
-        self._experience = Experience(compile_limit_s=launches.limits.compile_s, must_compile=space.must_compile)
+        self._experience = Experience(
+            compile_limit_s=launches.limits.compile_s,
+            must_compile=space.must_compile,
+            sample_bytes=space.sample_bytes,
+        )
         on_cpu = launches.conditions.device == "cpu"
         self._complete = CompleteTrials(space.baseline, required, stats.PRIORS["cpu" if on_cpu else "cuda"])
         self._scores = TrialScores(scorer, further, by_rate=prune, baseline=space.baseline, says=observer.says)

@@ -15,7 +15,7 @@ from autotune.samplers.auto.memory import HEADROOM, MemoryModel
 from autotune.samplers.auto.posterior import POOL, Offers, neighbours, observation
 from autotune.samplers.auto.rates import RateModel
 from autotune.samplers.auto.regression import Observation, Prior, Regression
-from autotune.samplers.sampler import CostModel, Experience
+from autotune.samplers.sampler import EMPTIED_BYTES_PER_S, CostModel, Experience
 from autotune.space import Lessons, key
 from tests.support import make_measurement
 
@@ -104,6 +104,16 @@ class TestFeatures:
         space = cpu_space(**{"workload.x": choices(1, True)})
         rows = Features(space, DEVICE).of([{**BASELINE, "workload.x": 1}, {**BASELINE, "workload.x": True}])
         assert (rows[0] != rows[1]).any()
+
+    def test_larger_batches_that_bring_less_and_less_are_not_believed_to_go_on(self) -> None:
+        """As on a GPU: twice as fast at twice the batch, and hardly faster at sixteen times that."""
+        space = cpu_space()
+        model = RateModel(space)
+        for batch, rate in ((32, 1.0), (64, 1.9), (128, 2.6), (256, 2.8)):
+            model.add(Observation({**BASELINE, "batch_size": batch}, math.log(rate)))
+        fitted = model.fit(0.01)
+        mean = fitted.mean(model.pool([{**BASELINE, "batch_size": batch} for batch in (256, 512)]))
+        assert mean[1] - mean[0] < math.log(1.15)
 
     def test_of_no_configurations(self) -> None:
         features = Features(cpu_space(), WHOLE)
@@ -304,6 +314,24 @@ class TestSeconds:
         assert CostModel(compile_limit_s=450.0).expected_s(tuned) == 300.0
         # What must be compiled is tried, because the guess may be wrong.
         assert CostModel(compile_limit_s=150.0, must_compile=True).expected_s(tuned) == 300.0
+
+    def test_a_full_queue_takes_time(self) -> None:
+        """39 GB of images, as 32 workers have them ready, are taken away one after the other before anything counts."""
+        image_bytes, loading = 602_112, {**BASELINE, "batch_size": 512, "num_workers": 32, "prefetch_factor": 3}
+        assert CostModel(usual_s=5.0).expected_s(loading) == 5.0
+        costs = CostModel(usual_s=5.0, sample_bytes=image_bytes)
+        assert costs.expected_s(BASELINE) == 5.0
+        assert costs.expected_s(loading) == pytest.approx(5 + 32 * 4 * 512 * image_bytes / EMPTIED_BYTES_PER_S)
+        # Workers that make 20 images a second have made few until a first step of half a second has ended.
+        costs.learn(BASELINE, trial(BASELINE, 5.0, loader_capacity_per_s=20.0))
+        made_s = 32 * 20 * 0.5 * image_bytes / EMPTIED_BYTES_PER_S
+        assert costs.queue_s(loading) == pytest.approx(made_s)
+        # While it compiles for how long nobody knows, they may fill the queue.
+        assert costs.queue_s({**loading, "compile_mode": "default"}) > 19
+        # What was taken away is no part of what every trial takes.
+        fast = CostModel(sample_bytes=image_bytes)
+        fast.learn(loading, trial(loading, 25.0, rate=5000.0, loader_capacity_per_s=1e6, warmup_s=18.0))
+        assert fast.expected_s(BASELINE) < 8
 
     def test_a_failed_trial_teaches_nothing(self) -> None:
         costs = CostModel()

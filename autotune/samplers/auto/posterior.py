@@ -125,8 +125,13 @@ class Offers:
         steps_s = np.full(len(self), costs.usual_step_s) if rates_per_s is None else self.pool.batches / rates_per_s
         starts_s = np.array([costs.starts_s(config) for config in self.pool.configs])
         fixed_each_s: Array = np.maximum(0.0, fixed_s - costs.startup_s + starts_s)
-        total_s: Array = fixed_each_s + steps * steps_s + np.concatenate([g.compile_s(costs) for g in self._groups])
+        queues_s = np.array([costs.queue_s(config) for config in self.pool.configs])
+        total_s: Array = fixed_each_s + steps * steps_s + queues_s + self.compile_s(costs)
         return np.maximum(total_s, 0.5)
+
+    def compile_s(self, costs: CostModel) -> Array:
+        """Return the seconds of each trial that are for compiling, shape ``(N,)``; infinite beyond the limit."""
+        return np.concatenate([g.compile_s(costs) for g in self._groups])
 
     def fits(self, memory: MemoryModel) -> Bools:
         """Return which configurations certainly fit into memory, shape ``(N,)``."""

@@ -661,6 +661,9 @@ class AutoSampler(Searcher):
         gain, rate = fitted.gains(best, offers.pool, DRAWS, rng)
         seconds = offers.seconds(known.costs, np.exp(rate) if known.splits else None)
         is_open = offers.open & (seconds <= self._left_s())
+        # A trial is not worth more because it starts sooner, or its queue is emptied sooner: few trials are made, and
+        # each is to be of the best there is. Compiling takes the time of several.
+        cost_s = max(0.5, self._trial_s) + offers.compile_s(known.costs)
         if not (local or refine):
             is_open &= ~offers.further
         # As long as nothing meets what is required, the gain is to find something that does.
@@ -672,7 +675,7 @@ class AutoSampler(Searcher):
         criteria = [
             np.where(mask, values, 0.0)
             for mask in (is_open & fits, is_open & ~fits)
-            for values in (gain, gain / seconds)
+            for values in (gain, gain / cost_s)
         ]
         shortlist = np.unique(np.concatenate([np.argsort(-values, kind="stable")[:CLOSER] for values in criteria]))
         if known.meeting is None or known.meeting.met:
@@ -683,7 +686,7 @@ class AutoSampler(Searcher):
         left_to_gain = 0.0 if first is None else float(gain[first])
         top = None if first is None else offers.pool.configs[first]
         # A configuration not known to fit needs another trial first, which costs about as much.
-        cost_s = np.where(fits, seconds, 2 * seconds)
+        cost_s *= np.where(fits, 1.0, 2.0)
         # If nothing is expected to gain anything, prefer the fastest.
         worth = np.where(is_open, (gain + NEAREST * np.exp(rate - rate.max())) / cost_s, -1.0)
         if local:
