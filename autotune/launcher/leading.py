@@ -101,7 +101,8 @@ class RankProcesses:
         Args:
             look: called every `LOOK_S`.
             each_ends: each rank ends by itself. Otherwise only the first rank does.
-            grace_s: seconds that the others get to end by themselves after a failure.
+            grace_s: seconds that the others then get to end by themselves, or to fail, unless the first rank is the only
+                one that ends.
         """
         poller = select.poll()
         for descriptor in self._left:
@@ -115,9 +116,9 @@ class RankProcesses:
                 poller.unregister(descriptor)
                 os.close(descriptor)
                 statuses[rank] = os.waitpid(pid, 0)[1]
-                if rank == 0 and statuses[rank] == 0:
+                if rank == 0 and statuses[rank] == 0 and not each_ends:
                     return statuses
-                if deadline is None and (statuses[rank] or not each_ends):
+                if deadline is None and (rank == 0 or statuses[rank] or not each_ends):
                     deadline = time.monotonic() + grace_s
             look()
             if not self._left or (deadline is not None and time.monotonic() >= deadline):

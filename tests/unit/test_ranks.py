@@ -136,7 +136,7 @@ def test_a_rank_that_reads_what_was_exchanged_waits_for_the_others(
 
 ROOT = Path(__file__).parents[2]
 #: Two ranks of which the second ends at once, and the first a moment later.
-SECOND_IS_FIRST = """
+ONE_IS_QUICKER = """
 import json, os, sys, time
 from pathlib import Path
 from autotune.base.layout import LaunchFiles
@@ -145,12 +145,12 @@ from autotune.child.ranks import files_of, lead
 from autotune.launcher.leading import in_each_rank
 from tests.support import make_spec
 
-folder, statuses = Path(sys.argv[1]), json.loads(sys.argv[2])
+folder, statuses, quick = Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
 spec = make_spec(folder, kind=LaunchKind.TRAIN_CHECK, ranks=2)
 
 
 def write(rank):
-    time.sleep(0.0 if rank else 0.4)
+    time.sleep(0.0 if rank == quick else 0.4)
     well = statuses[rank] == "complete"
     check = TrainCheck(losses=(float(rank),), finite=True, changed=1.0) if well else None
     cause = None if well else f"as rank {rank} says"
@@ -161,7 +161,7 @@ def write(rank):
 
 def train():
     rank = int(os.environ["RANK"])
-    time.sleep(0.0 if rank else 0.4)
+    time.sleep(0.0 if rank == quick else 0.4)
     if statuses[rank] != "complete":
         raise ValueError(f"as rank {rank} says")
     return rank
@@ -177,11 +177,12 @@ print(json.dumps([code, json.loads((folder / "result.json").read_text()), told])
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("quick", [0, 1])
 @pytest.mark.parametrize("failed", [None, 0, 1])
-def test_a_rank_that_ends_well_earlier_hides_no_failure(tmp_path: Path, failed: int | None) -> None:
+def test_a_rank_that_ends_well_earlier_hides_no_failure(tmp_path: Path, failed: int | None, quick: int) -> None:
     """The first rank tells where all end well, and the one that failed where one does, whichever was the quickest."""
     statuses = ["diverged" if rank == failed else "complete" for rank in range(2)]
-    command = [sys.executable, "-c", SECOND_IS_FIRST, str(tmp_path), json.dumps(statuses)]
+    command = [sys.executable, "-c", ONE_IS_QUICKER, str(tmp_path), json.dumps(statuses), str(quick)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     code, result, told = json.loads(done.stdout)
