@@ -330,15 +330,15 @@ class RayWorkers(Workers):
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         self._made += 1
-        actor_class = self._ray.remote(RayWorker).options(
-            num_cpus=slot.cpus if self._cpus is None else self._cpus,
-            num_gpus=1 if slot.cards else 0,
-            resources=self._resources,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(slot.node, soft=False),
-            max_restarts=0,
-        )
         device = "cuda" if slot.cards else "cpu"
         try:
+            actor_class = self._ray.remote(RayWorker).options(
+                num_cpus=slot.cpus if self._cpus is None else self._cpus,
+                num_gpus=1 if slot.cards else 0,
+                resources=self._resources,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(slot.node, soft=False),
+                max_restarts=0,
+            )
             handle = actor_class.remote(self._mark, slot.where, device, slot.cards, slot.number)
             self._actors[f"worker-{self._made}"] = _Actor(slot, handle, handle.facts.remote())
         except Exception as error:  # from the client, whose server has to import the actor's class

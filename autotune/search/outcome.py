@@ -305,7 +305,7 @@ def outcome_of(setup: Setup, proof: Proof, course: Course, conclusion: Conclusio
         devices=len(setup.run.devices),
         image_size=setup.conditions.image_size,
         memory_is="host" if cpu else "device",
-        break_even=_break_even(proof.best, _trusted(proof), setup.conditions.ranks),
+        break_even=break_even_of(proof.best, _trusted(proof), course.trials),
         edges=edges_of(setup, proof),
         no_more_workers=why_no_more_workers(setup),
         trials=dict(sorted(Counter(t.result.status.value for t in course.trials).items())),
@@ -334,19 +334,23 @@ def _trusted(proof: Proof) -> list[Standing]:
     return [s for s in proof.finalists if s.trial in passed or maths_part(s.config) == baseline_maths]
 
 
-def _break_even(best: Standing, finalists: Sequence[Standing], ranks: int) -> BreakEven | None:
+def break_even_of(best: Standing, finalists: Sequence[Standing], trials: Sequence[Trial]) -> BreakEven | None:
     """Return when the compiled winner catches up with the best eager finalist, or ``None`` if it never does.
 
     If start-up and first step take f seconds and the rate is r, n samples take f + n / r seconds. The two are equal at
     n = (f_compiled - f_eager) / (1 / r_eager - 1 / r_compiled).
     """
-    if not compiles(best.config):
+    trial = next((t for t in trials if t.number == best.trial), None)
+    measured = None if trial is None else trial.result.measurement
+    if not compiles(best.config) or trial is None or measured is None:
         return None
     # Only figures from the same turns can be compared. The baseline is always among the finalists.
     eager = max((s for s in finalists if not compiles(s.config)), key=lambda s: s.speedup, default=None)
     if eager is None or eager.speedup >= best.speedup:
         return None
-    per_step_s = ranks * int(best.config["batch_size"]) / best.samples_per_second
+    # Its own steps say how many samples one has: a script may take a step for several batches, and tells of one rank.
+    samples = measured.batch_size * measured.ranks * int(best.config["batch_size"]) / int(trial.config["batch_size"])
+    per_step_s = samples / best.samples_per_second
     gain_s = (best.speedup / eager.speedup - 1) * per_step_s
     extra_s = max(0.0, best.startup_s + best.compile_s - eager.startup_s - eager.compile_s)
     return BreakEven(
