@@ -101,8 +101,8 @@ class RankProcesses:
         Args:
             look: called every `LOOK_S`.
             each_ends: each rank ends by itself. Otherwise only the first rank does.
-            grace_s: seconds that the others then get to end by themselves, or to fail, unless the first rank is the only
-                one that ends.
+            grace_s: seconds that the others then get to end by themselves, or to fail. If only the first rank ends by
+                itself, and ends well, they get none.
         """
         poller = select.poll()
         for descriptor in self._left:
