@@ -40,7 +40,9 @@ class NumWorkers(Knob):
     # Workers may take cores from a training on the CPU, but not from one on a GPU. Nothing they do makes it faster.
     expected = {
         "device": {None: Expected(-0.01, 0.015), 0: Expected(0.12, 0.12)},
-        "loader": {None: Expected(0.8, 0.4), 0: Expected(0.0, 0.2)},
+        # A worker hands its batches over through new pages of shared memory. Where samples are made quickly, that takes
+        # most of its time (2,200 images a second beside an H200, 12,000 without workers); decoding hardly notices.
+        "loader": {None: Expected(0.8, 0.4), 0: Expected(0.3, 0.8)},
         "whole": {None: Expected(0.1, 0.25), 0: Expected(-0.1, 0.25)},
     }
 

@@ -49,11 +49,14 @@ def rate_to_beat(
     Two launches of equal configurations differ by less than ``2 √2 sd`` in 19 of 20 cases (the difference of two
     independent launches has √2 times the standard deviation of one), so a trial that is slower than the best by more
     than that is really slower. Configurations with the user's own batch size are reported separately, so they are
-    compared with the best of their own kind.
+    compared with the best of their own kind. The baseline is never stopped: every comparison needs it, also if it is
+    measured late.
 
     Args:
         noise: noise of one launch.
     """
+    if key(config) == key(space.baseline):
+        return 0.0, None
     same_training = space.same_training(config)
     rivals = [t for t in complete if not same_training or space.same_training(t.config)]
     fastest = max(rivals, key=lambda t: t.rate_per_s or 0.0, default=None)

@@ -93,9 +93,9 @@ def test_a_race_that_shows_nothing_gives_its_time_to_those_left_out(tmp_path: Pa
         rate = 1.2 * found.rate_per_s
         return Play(rate_per_s=rate, wall_s=6.0, measurement=make_measurement(rate, batch_size=spec.batch_size))
 
-    outcome = run(world, script, budget_s=225.0)
+    outcome = run(world, script, budget_s=200.0)
     assert key(outcome.best.config) == key(outcome.baseline.config)
-    assert outcome.found is Finding.KEEP and outcome.elapsed_s < 225
+    assert outcome.found is Finding.KEEP and outcome.elapsed_s < 200
     rounds = [s.launch for s in launches(world) if s.launch.startswith("verify-")]
     assert len(set(rounds)) == len(rounds)
     first = {name.split("-")[1] for name in rounds if name.endswith("-1")}

@@ -149,7 +149,7 @@ class TestInASearch:
         heats = read_heats(world.files)
         assert heats and heats[0].after >= 1 and heats[0].number == 1
         entrants = heats[0].heat.entrants
-        assert len(entrants) >= 8
+        assert len(entrants) >= 6
         assert len({key(e.config) for e in entrants}) == len(entrants)
         assert all(why_apart(entrants[0].config, e.config) is None for e in entrants)
         best = max(entrants, key=lambda e: e.ratio or 0.0)
@@ -202,9 +202,9 @@ class TestInASearch:
                 "loader_wait_fraction": 1 - rate / device,
             }
             batch = int(spec.config["batch_size"])
-            return Play(rate_per_s=rate, wall_s=15.0, measurement=make_measurement(rate, batch_size=batch, **changes))
+            return Play(rate_per_s=rate, wall_s=60.0, measurement=make_measurement(rate, batch_size=batch, **changes))
 
-        search(world.spec(budget_s=600), world.folder, world.env(starved))
+        search(world.spec(budget_s=2400), world.folder, world.env(starved))
         heats = [heat for heat in read_heats(world.files) if heat.heat.side == "loader"]
         assert heats and heats[0].after == 1
         entrants = [e.config for e in heats[0].heat.entrants]

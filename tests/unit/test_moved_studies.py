@@ -27,8 +27,8 @@ from .world import FIXED, World, plain
 
 REQUEST = {"budget_s": 3000, "fixed": {**FIXED, "precision": "bf16"}, "narrowed": {"batch_size": ("32", "64", "128")}}
 del REQUEST["fixed"]["batch_size"]  # type: ignore[attr-defined]
-#: Launches before the kill: the probe, trial 0, a heat, and trial 1; trial 2 is killed.
-KILLED_AT = 5
+#: Launches before the kill: the probe, trial 0, and trial 1; trial 2 is killed.
+KILLED_AT = 4
 
 
 @pytest.fixture
@@ -161,10 +161,10 @@ def test_somebody_elses_database_is_left_alone(stopped: World) -> None:
 def test_a_database_of_another_version_of_optuna_is_left_alone(stopped: World) -> None:
     with closing(sqlite3.connect(stopped.files.database)) as connection, connection:
         connection.execute("update alembic_version set version_num = 'v9.9.9.a'")
-    content = stopped.files.database.read_bytes()
+    content, trials = stopped.files.database.read_bytes(), len(read_trials(stopped.files))
     with pytest.raises(MachineError, match="no longer compatible"):
         resume(stopped.files, stopped.env(plain))
-    assert stopped.files.database.read_bytes() == content and len(read_trials(stopped.files)) == 2
+    assert stopped.files.database.read_bytes() == content and len(read_trials(stopped.files)) == trials > 0
 
 
 @pytest.mark.slow
