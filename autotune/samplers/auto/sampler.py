@@ -263,8 +263,7 @@ class Chooser:
         Of several that are about as worthwhile the simplest is returned.
 
         Args:
-            worth: gain per second; negative if closed, ``(N,)``. gain: ``(N,)``. least: gains that differ by no more
-                than this count as equal.
+            worth, gain: see `Outlook`. least: gains that differ by no more than this count as equal.
         """
         configs = self._known.offers.pool.configs
         for i in np.argsort(-worth, kind="stable"):
@@ -370,7 +369,8 @@ class Outlook:
     """The prospects of all configurations on offer.
 
     Attributes:
-        gain: expected gain, ``(N,)``. worth: gain per second; negative if closed. left: see `Look.left_to_gain`.
+        gain: expected gain, ``(N,)``. worth: gain over the seconds of a usual trial and of compiling, ``(N,)``;
+            negative if closed. left: see `Look.left_to_gain`.
         top: the configuration with that gain. local: only neighbours of the best count.
     """
 
