@@ -21,7 +21,7 @@ from autotune.base.layout import LaunchFiles
 from autotune.base.records import TRANSIENT, LaunchKind, Phase, TrialResult, TrialSpec, TrialStatus
 from autotune.child.launch import MIN_GAP_S, Beats
 from autotune.child.loop import Measuring, empty_queue, resident_of
-from autotune.launcher.leading import RankProcesses, at_fault
+from autotune.launcher.leading import RankProcesses, at_fault, lost_another
 from autotune.launcher.verdict import tail, unreported
 from autotune.launcher.watch import Logs
 from autotune.machine.host import oom_kill_count, shared_memory
@@ -125,6 +125,9 @@ def lead(spec: TrialSpec, beats: int, train: Callable[[int, int, RankBoard], int
     killed = kills is not None and (oom_kill_count() or 0) > kills
     results = {rank: _result(spec, launch, rank, status, killed=killed) for rank, status in ended.items()}
     failed = {n: r for n, r in results.items() if r.status not in _WELL}
+    if 0 in results and 0 not in failed:
+        # That the first one was gone when it had ended is no failure of the others.
+        failed = {n: r for n, r in failed.items() if not lost_another(r.cause)}
     # What another one's end has done to a rank is no failure of any other kind. Of ranks that all ended well, the first
     # one tells, whichever was the quickest.
     rank = (

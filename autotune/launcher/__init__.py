@@ -76,7 +76,7 @@ class ProcessLauncher:
         on_wait: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         self._marks = {STUDY_MARK: study_mark, LAUNCHER_MARK: uuid.uuid4().hex}
-        #: As it is now, however often a process has to be started anew: all launches of a study share it.
+        #: As it is now, however often a process has to be started anew: all launches of this run share it.
         self._environ = dict(os.environ)
         self._clock = clock
         self._quiet = Quiet(clock, cards, on_wait)

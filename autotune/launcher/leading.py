@@ -275,6 +275,9 @@ def in_each_rank(count: int, train: Callable[[], _T], *, each_ends: bool, advice
             for rank, status in statuses.items()
         }
     failed = {rank: end for rank, end in ends.items() if end.exit_code}
+    if 0 in ends and 0 not in failed:
+        # That the first one was gone when it had ended is no failure of the others.
+        failed = {rank: end for rank, end in failed.items() if not lost_another(end.cause)}
     if 0 in ends and not ends[0].exit_code and not (each_ends and failed):
         value: _T = ends[0].value
         return value

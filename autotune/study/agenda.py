@@ -438,7 +438,7 @@ class Agenda:
 
         The baseline has no limit, because every comparison needs it.
         """
-        if not self._complete.ordered:
+        if not self._complete.ordered or key(config) == key(self._space.baseline):
             return None
         patience_s = max(PATIENCE * self._experience.costs.expected_s(config), self._budget.limit_s / 4)
         return max(_LEAST_TRIAL_S, min(patience_s, self._left_for_s(config)))

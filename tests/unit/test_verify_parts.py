@@ -223,18 +223,14 @@ def test_an_entrant_without_an_undisturbed_turn_is_none_that_cannot_run(ratio: f
     assert (found.measured, found.failed) == (measured, 0)
 
 
-@pytest.mark.parametrize(
-    ("batch", "ranks", "steps"), [(32, 1, 500), (128, 1, 125), (64, 2, 125)], ids=["one batch", "accumulates", "ranks"]
-)
-def test_compiling_pays_after_as_many_steps_as_its_trial_took_samples_for(batch: int, ranks: int, steps: int) -> None:
+@pytest.mark.parametrize(("samples", "steps"), [(32, 500), (128, 125)], ids=["one batch", "accumulates"])
+def test_compiling_pays_after_as_many_steps_as_its_trial_took_samples_for(samples: int, steps: int) -> None:
     """40 s of compiling are made up after 16,000 samples, at 200 of them a second instead of 133; how many of them are
     a step, its trial shows."""
     eager = {"batch_size": 32, "compile_mode": "off"}
     compiled = {**eager, "compile_mode": "default"}
     best = make_standing(1, compiled, 200.0, 1.5, compile_s=40.4)
-    trials = [
-        make_trial(0, eager),
-        make_trial(1, compiled, measurement=make_measurement(200.0, batch_size=batch, ranks=ranks)),
-    ]
+    shown = make_measurement(200.0, batch_size=samples)
+    trials = [make_trial(0, eager), make_trial(1, compiled, measurement=shown)]
     found = break_even_of(best, [best, make_standing(0, eager, 400 / 3, 1.0)], trials)
     assert found is not None and found.steps == pytest.approx(steps, abs=1)

@@ -12,8 +12,8 @@ import sys
 
 _folder = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != _folder]
-_theirs = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
 try:
+    _theirs = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
     if _theirs is not None and _theirs.loader is not None:
         _module = importlib.util.module_from_spec(_theirs)
         sys.modules["sitecustomize"] = _module

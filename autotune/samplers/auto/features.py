@@ -11,16 +11,17 @@ from numpy.typing import NDArray
 
 from autotune.base.records import Config, Value
 from autotune.knobs import KNOBS, Expected, Part
+from autotune.knobs.batch_size import KNOB as BATCH_SIZE
 from autotune.knobs.knob import UNKNOWN
 from autotune.space import Space
 
 # Encodes a configuration as a vector of effects on the logarithm of a rate.
 #
 # Each value of a non-numeric knob has a *main effect* relative to the baseline's value. A numeric knob has a slope per
-# doubling, which may bend, and a small effect of each of its values, so that any curve can be learnt. Any two main
-# effects of different knobs have a *pair effect*. This is a functional analysis of variance truncated after the second
-# order (Sobol, "Sensitivity estimates for nonlinear mathematical models", 1993), with normal priors on the effects:
-# most effects are small, and the effect of two knobs is mostly the sum of their effects.
+# doubling (the batch's may bend) and a small effect of each of its values, so that any curve can be learnt. Any two
+# main effects of different knobs have a *pair effect*. This is a functional analysis of variance truncated after the
+# second order (Sobol, "Sensitivity estimates for nonlinear mathematical models", 1993), with normal priors on the
+# effects: most effects are small, and the effect of two knobs is mostly the sum of their effects.
 #
 # The priors are in the knobs' files (`autotune.knobs`). They state common knowledge of the field, the same for all
 # workloads and machines, with standard deviations as wide as the field's disagreement, so that a few trials outweigh
@@ -34,9 +35,9 @@ Bools = NDArray[np.bool_]
 PAIR = 0.35
 #: Standard deviation of the effect of a single value of a numeric knob around the slope, at most that of the slope.
 LEVEL_SD = 0.05
-#: A slope whose standard deviation is at least `BENDS` may change with each doubling, by this fraction of it: larger
+#: The slope of the batch may change with each doubling, by about this fraction of its standard deviation: larger
 #: batches bring a GPU less and less.
-BEND, BENDS = 0.25, 0.1
+BEND = 0.5
 #: Standard deviation of the effect of a value between two others around the mean of their effects.
 BETWEEN_SD = 0.03
 
@@ -64,7 +65,7 @@ class _Effect:
     value: Value | None
     reference: float = 1.0
     level: bool = False
-    #: The square of the doublings: by how much a slope changes with each.
+    #: A curve on which the slope changes by `BEND` with each doubling.
     bend: bool = False
     #: Values that have half of the effect.
     halves: tuple[Value, ...] = ()
@@ -78,7 +79,7 @@ class _Effect:
             return strength
         with np.errstate(invalid="ignore"):
             slopes: Array = np.log2(np.maximum(column.numbers, 1.0) / self.reference)
-        return np.nan_to_num(slopes**2 if self.bend else slopes)
+        return np.nan_to_num(BEND * slopes**2 / 2 if self.bend else slopes)
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class Features:
 
     Attributes:
         mean, sd: prior of each effect, ``(F,)``. The first effect is the logarithm of the baseline's rate, which is
-            unknown beforehand. fine: marks small corrections (deviations from a slope, and pairs), ``(F,)``.
+            unknown beforehand. fine: marks small corrections (of single values, and pairs), ``(F,)``.
     """
 
     def __init__(self, space: Space, expected: dict[tuple[str, Value | None], Expected]) -> None:
@@ -153,8 +154,8 @@ def _effects(space: Space, name: str, expected: dict[tuple[str, Value | None], E
     between = [v for v in space.further.get(name, ()) if {2 * int(v) / 3, 4 * int(v) / 3} <= set(legal)]
     slope = expected.get((name, None))
     effects = [] if slope is None else [_Effect(name, slope, None, start)]
-    if slope is not None and slope.sd >= BENDS:
-        effects.append(_Effect(name, Expected(0.0, BEND * slope.sd), None, start, bend=True))
+    if slope is not None and name == BATCH_SIZE.name:
+        effects.append(_Effect(name, Expected(0.0, slope.sd), None, start, bend=True))
     level_sd = LEVEL_SD if slope is None else min(LEVEL_SD, slope.sd)
     for value in legal:
         value_prior = expected.get((name, value))
