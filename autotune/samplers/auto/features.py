@@ -11,14 +11,13 @@ from numpy.typing import NDArray
 
 from autotune.base.records import Config, Value
 from autotune.knobs import KNOBS, Expected, Part
-from autotune.knobs.batch_size import KNOB as BATCH_SIZE
 from autotune.knobs.knob import UNKNOWN
 from autotune.space import Space
 
 # Encodes a configuration as a vector of effects on the logarithm of a rate.
 #
 # Each value of a non-numeric knob has a *main effect* relative to the baseline's value. A numeric knob has a slope per
-# doubling (the batch's may bend) and a small effect of each of its values, so that any curve can be learnt. Any two
+# doubling (a wide one may bend) and a small effect of each of its values, so that any curve can be learnt. Any two
 # main effects of different knobs have a *pair effect*. This is a functional analysis of variance truncated after the
 # second order (Sobol, "Sensitivity estimates for nonlinear mathematical models", 1993), with normal priors on the
 # effects: most effects are small, and the effect of two knobs is mostly the sum of their effects.
@@ -35,9 +34,9 @@ Bools = NDArray[np.bool_]
 PAIR = 0.35
 #: Standard deviation of the effect of a single value of a numeric knob around the slope, at most that of the slope.
 LEVEL_SD = 0.05
-#: The slope of the batch may change with each doubling, by about this fraction of its standard deviation: larger
-#: batches bring a GPU less and less.
-BEND = 0.5
+#: A slope whose standard deviation is at least `BENDS` may change with each doubling, by about this fraction of it:
+#: larger batches bring a GPU less and less, and workers beyond the cores hardly anything.
+BEND, BENDS = 0.5, 0.1
 #: Standard deviation of the effect of a value between two others around the mean of their effects.
 BETWEEN_SD = 0.03
 
@@ -154,7 +153,7 @@ def _effects(space: Space, name: str, expected: dict[tuple[str, Value | None], E
     between = [v for v in space.further.get(name, ()) if {2 * int(v) / 3, 4 * int(v) / 3} <= set(legal)]
     slope = expected.get((name, None))
     effects = [] if slope is None else [_Effect(name, slope, None, start)]
-    if slope is not None and name == BATCH_SIZE.name:
+    if slope is not None and slope.sd >= BENDS:
         effects.append(_Effect(name, Expected(0.0, slope.sd), None, start, bend=True))
     level_sd = LEVEL_SD if slope is None else min(LEVEL_SD, slope.sd)
     for value in legal:

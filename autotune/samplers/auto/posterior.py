@@ -121,18 +121,13 @@ class Offers:
         Args:
             rates_per_s: expected rate of each, ``(N,)``; ``None`` to assume the step time of the median trial.
         """
-        queue_s = np.array([costs.queue_s(config) for config in self.pool.configs])
-        total_s: Array = self.plain_s(costs, rates_per_s) + queue_s + self.compile_s(costs)
-        return np.maximum(total_s, 0.5)
-
-    def plain_s(self, costs: CostModel, rates_per_s: Array | None) -> Array:
-        """Return the same without compiling, and without the loader's queue."""
         fixed_s, steps = costs.line
         steps_s = np.full(len(self), costs.usual_step_s) if rates_per_s is None else self.pool.batches / rates_per_s
         starts_s = np.array([costs.starts_s(config) for config in self.pool.configs])
         fixed_each_s: Array = np.maximum(0.0, fixed_s - costs.startup_s + starts_s)
-        plain_s: Array = fixed_each_s + steps * steps_s
-        return plain_s
+        queues_s = np.array([costs.queue_s(config) for config in self.pool.configs])
+        total_s: Array = fixed_each_s + steps * steps_s + queues_s + self.compile_s(costs)
+        return np.maximum(total_s, 0.5)
 
     def compile_s(self, costs: CostModel) -> Array:
         """Return the seconds of each trial that are for compiling, shape ``(N,)``; infinite beyond the limit."""

@@ -399,10 +399,10 @@ def why_end(left: float, noise_sd: float, *, beyond: bool) -> str:
 #
 # After each trial three models are fitted: of the rates (`rates`), of the memory (`memory`) and of the duration of a
 # trial (`autotune.samplers.sampler`). The next configuration is the one with the largest expected improvement per
-# second (Snoek, Larochelle & Adams, "Practical Bayesian optimization of machine learning algorithms", NIPS 2012), at
-# least those of a usual trial, among those that certainly fit into memory. The search ends when the remaining expected
-# gain is less than the noise of a launch (Makarova et al., "Automatic termination for hyperparameter optimization",
-# AutoML 2022).
+# second of a usual trial and of compiling (Snoek, Larochelle & Adams, "Practical Bayesian optimization of machine
+# learning algorithms", NIPS 2012) among those that certainly fit into memory. The search ends when the remaining
+# expected gain is less than the noise of a launch (Makarova et al., "Automatic termination for hyperparameter
+# optimization", AutoML 2022).
 #
 # All proposals are determined by the space, the seed, the finished trials and heats, the running trials, and the
 # seconds left, so an interrupted search resumes as it would have continued. Trials that run beside the next one count
@@ -660,13 +660,11 @@ class AutoSampler(Searcher):
             [self._seed, len(known.numbers), len(known.tried), *([known.heats] * bool(known.heats))]
         )
         gain, rate = fitted.gains(best, offers.pool, DRAWS, rng)
-        rates_per_s = np.exp(rate) if known.splits else None
-        seconds = offers.seconds(known.costs, rates_per_s)
+        seconds = offers.seconds(known.costs, np.exp(rate) if known.splits else None)
         is_open = offers.open & (seconds <= self._left_s())
-        # A trial is not worth more because it takes less than a usual one, or because its queue is emptied sooner: few
-        # trials are made, and each is to be of the best there is. Slow steps and compiling take the time of several.
-        plain_s = np.maximum(offers.plain_s(known.costs, rates_per_s), max(0.5, self._trial_s))
-        cost_s = plain_s + offers.compile_s(known.costs)
+        # A trial is not worth more because it starts sooner, its steps are quick or its queue is emptied soon: few
+        # trials are made, and each is to be of the best there is. Compiling takes the time of several.
+        cost_s = max(0.5, self._trial_s) + offers.compile_s(known.costs)
         if not (local or refine):
             is_open &= ~offers.further
         # As long as nothing meets what is required, the gain is to find something that does.
