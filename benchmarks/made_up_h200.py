@@ -568,13 +568,12 @@ def main(words: list[str] | None = None) -> int:
         card = replace(Card(), **{name: float(value) for name, _, value in (one.partition("=") for one in asked.set)})
     except (TypeError, ValueError) as error:
         parser.error(str(error))
+    best_per_s = card.best_per_s() if asked.seeds else 0.0
     for seed in range(asked.seed, asked.seed + asked.seeds):
         with tempfile.TemporaryDirectory() as folder:
             launcher, outcome = search(card, asked.budget_s, seed, Path(folder))
         changes = _changes(outcome.best.config, outcome.baseline.config)
-        print(
-            f"seed {seed}: {card.per_s(outcome.best.config) / card.best_per_s():.2f} of the best: {changes}", flush=True
-        )
+        print(f"seed {seed}: {card.per_s(outcome.best.config) / best_per_s:.2f} of the best: {changes}", flush=True)
     if asked.seeds:
         return 0
     with tempfile.TemporaryDirectory() as folder:

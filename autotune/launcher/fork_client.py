@@ -75,7 +75,7 @@ class Template:
     """One template process and the socket to it. The process dies with the thread that started it.
 
     Args:
-        environ: the environment of the study. env: what its launches have in addition.
+        environ: the environment of the search. env: what its launches have in addition.
         cores: the cores to which it and its descendants are pinned; empty: not pinned.
         marks: environment variables by which its processes are found.
         on_spawn: called with one sentence whenever a launch cannot be forked and is spawned, which takes longer.

@@ -135,7 +135,7 @@ def test_a_rank_that_reads_what_was_exchanged_waits_for_the_others(
 
 
 ROOT = Path(__file__).parents[2]
-#: Two ranks of which the second ends at once, and the first a moment later.
+#: Two ranks of which one ends at once, and the other a moment later.
 ONE_IS_QUICKER = """
 import json, os, sys, time
 from pathlib import Path
