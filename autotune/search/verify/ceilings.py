@@ -33,10 +33,19 @@ from autotune.knobs.static_graph import KNOB as STATIC_GRAPH
 from autotune.samplers import WARM_COMPILE, cold_compiles, graph
 from autotune.samplers.auto.rates import MOSTLY_DEVICE
 from autotune.search.verify.final import Final
-from autotune.search.verify.race import Comparison, Entrant, Race, ended_from_outside, expected_s, wait_fraction
+from autotune.search.verify.race import (
+    Comparison,
+    Entrant,
+    Race,
+    ended_from_outside,
+    expected_s,
+    shared_rounds,
+    wait_fraction,
+)
 from autotune.search.verify.train_check import held
 from autotune.space import Space, canonical, device_part, key, loader_part
 from autotune.space.formatting import figure_text, percent_text, rate_text
+from autotune.study.budget import LEAST_LAUNCHES
 
 # What limits a configuration, and whether it holds.
 
@@ -633,10 +642,36 @@ def _run(race: Race, winner: Entrant, variants: Sequence[Entrant], share_s: floa
     race.entrants += tested
     for _ in range(_MAX_ROUNDS):
         racing = [e for e in racing if e.out is None]
+        if any(_is_ahead(race, winner, one) and takeover_fits(race, winner, one) for one in tested):
+            # Whether it can take the winner's place matters more than a narrower gain; there may be no time for both.
+            break
         left_s = min(share_s - (budget.spent_s - began), budget.left_s) - reserve_s
         if not any(e in tested for e in racing) or race.round_s(racing) > max(0.0, left_s):
             break
         race.round(racing)
+
+
+def _is_ahead(race: Race, winner: Entrant, variant: Entrant) -> bool:
+    """Return whether a variant of the winner is shown to be faster than it."""
+    compared = race.compared()
+    return variant.out is None and compared.in_turns(winner, variant) and compared.ratio(winner, variant)[2] < 1
+
+
+def takeover_rounds(race: Race, winner: Entrant, variant: Entrant) -> list[list[Entrant]]:
+    """Return the rounds after which a variant can take the winner's place: enough with the baseline, and with the
+    winner."""
+    with_baseline, with_winner = (LEAST_LAUNCHES - shared_rounds(variant, e) for e in (race.baseline, winner))
+    return [
+        [*([race.baseline] if n < with_baseline else []), *([winner] if n < with_winner else []), variant]
+        for n in range(max(with_baseline, with_winner))
+    ]
+
+
+def takeover_fits(race: Race, winner: Entrant, variant: Entrant) -> bool:
+    """Return whether there is time for these rounds. Those of an earlier run of the study cost nothing, even if it has
+    spent the budget."""
+    needed_s = sum(race.round_s(racing, n) for n, racing in enumerate(takeover_rounds(race, winner, variant)))
+    return needed_s <= max(0.0, race.final.launches.budget.left_s)
 
 
 def _fitting(race: Race, racing: Sequence[Entrant], variants: Sequence[Entrant], limit_s: float) -> list[Entrant]:

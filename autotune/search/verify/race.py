@@ -699,10 +699,10 @@ class Race:
     def _name(self, one: Entrant, number: int) -> str:
         return f"{self.purpose}-{one.name}-{number}"
 
-    def round_s(self, racing: Sequence[Entrant], rounds: int = 1) -> float:
-        """Estimate the duration of the next rounds. Rounds that an earlier run of the study began take no time."""
-        numbers = range(self._number + 1, self._number + 1 + rounds)
-        return sum(expected_s(racing) for number in numbers if not self._was_begun(racing, number))
+    def round_s(self, racing: Sequence[Entrant], after: int = 0) -> float:
+        """Estimate the duration of the next round, or of one after so many others. A round that an earlier run of the
+        study began takes no time."""
+        return 0.0 if self._was_begun(racing, self._number + 1 + after) else expected_s(racing)
 
     def _drop_unfit(self, compared: Comparison) -> None:
         """Drop entrants that, judging by several launches, do not meet the requirements."""

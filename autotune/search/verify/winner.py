@@ -19,7 +19,15 @@ from autotune.base.records import (
     Value,
 )
 from autotune.knobs import KNOBS
-from autotune.search.verify.ceilings import ablate, bottlenecks, check_holding, reads_apart, set_back
+from autotune.search.verify.ceilings import (
+    ablate,
+    bottlenecks,
+    check_holding,
+    reads_apart,
+    set_back,
+    takeover_fits,
+    takeover_rounds,
+)
 from autotune.search.verify.data_check import check_data, not_compared, takes_s
 from autotune.search.verify.final import Final
 from autotune.search.verify.race import (
@@ -156,15 +164,12 @@ def _entrant(race: Race, winner: Entrant, config: dict[str, Value]) -> Entrant:
 def _as_good(race: Race, winner: Entrant, simpler: Entrant) -> bool:
     """Race a simpler configuration against the winner and the baseline; return whether the race shows it to be better
     than the baseline, and does not show it to be worse than the winner."""
-    racing = [race.baseline, winner, simpler]
     race.purpose = "simpler"
-    missing = max(0, LEAST_LAUNCHES - shared_rounds(simpler, race.baseline))
-    # Rounds made by an earlier run of the study cost nothing, even if it has spent the budget.
-    if race.round_s(racing, missing) > max(0.0, race.final.launches.budget.left_s):
+    if not takeover_fits(race, winner, simpler):
         return False
     if simpler not in race.entrants:
         race.entrants.append(simpler)
-    for _ in range(missing):
+    for racing in takeover_rounds(race, winner, simpler):
         race.round(racing)
     compared = race.compared()
     if simpler.out is not None or not compared.in_turns(simpler, winner):
