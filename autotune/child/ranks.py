@@ -21,7 +21,7 @@ from autotune.base.layout import LaunchFiles
 from autotune.base.records import TRANSIENT, LaunchKind, Phase, TrialResult, TrialSpec, TrialStatus
 from autotune.child.launch import MIN_GAP_S, Beats
 from autotune.child.loop import Measuring, empty_queue, resident_of
-from autotune.launcher.leading import RankProcesses, at_fault, lost_another
+from autotune.launcher.leading import RankProcesses, at_fault
 from autotune.launcher.verdict import tail, unreported
 from autotune.launcher.watch import Logs
 from autotune.machine.host import oom_kill_count, shared_memory
@@ -102,7 +102,7 @@ def lead(spec: TrialSpec, beats: int, train: Callable[[int, int, RankBoard], int
     """
     launch = LaunchFiles(Path(spec.folder))
     board = RankBoard(spec.ranks)
-    kills = oom_kill_count()
+    kills, each_ends = oom_kill_count(), spec.kind is LaunchKind.TRAIN_CHECK
     rank_files = [files_of(launch, rank) for rank in range(spec.ranks)]
     for files in rank_files:
         files.folder.mkdir(exist_ok=True)
@@ -121,20 +121,19 @@ def lead(spec: TrialSpec, beats: int, train: Callable[[int, int, RankBoard], int
 
     with RankProcesses(spec.ranks, launch.folder / "rendezvous", run) as ranks:
         signal.signal(signal.SIGUSR1, lambda *_: _tell_who_is_late(launch, ranks.pids, beats))
-        ended = ranks.first_ends(look, each_ends=spec.kind is LaunchKind.TRAIN_CHECK)
+        ended = ranks.first_ends(look, each_ends=each_ends)
     killed = kills is not None and (oom_kill_count() or 0) > kills
     results = {rank: _result(spec, launch, rank, status, killed=killed) for rank, status in ended.items()}
-    failed = {n: r for n, r in results.items() if r.status not in _WELL}
-    if 0 in results and 0 not in failed:
-        # That the first one was gone when it had ended is no failure of the others.
-        failed = {n: r for n, r in failed.items() if not lost_another(r.cause)}
-    # What another one's end has done to a rank is no failure of any other kind. Of ranks that all ended well, the first
-    # one tells, whichever was the quickest.
-    rank = (
-        at_fault((n, r.cause if r.status is TrialStatus.USER_ERROR else None) for n, r in failed.items())
-        if failed
-        else min(results)
-    )
+    # A rank that has reported its end may have been killed while it ended its loader workers.
+    late = {rank: _reported(launch, rank) for rank in range(spec.ranks) if each_ends and rank not in results}
+    results |= {rank: result for rank, result in late.items() if result is not None}
+    # What another one's end has done to a rank is an error of its own code, and no failure of any other kind.
+    failed = {
+        n: r.cause if r.status is TrialStatus.USER_ERROR else None for n, r in results.items() if r.status not in _WELL
+    }
+    rank = at_fault(failed, is_first_well=0 in results and 0 not in failed)
+    # Of ranks that all ended well, the first one tells, whichever was the quickest.
+    rank = min(results) if rank is None else rank
     for files in rank_files:
         # The one that counts is told below.
         files.result.unlink(missing_ok=True)
@@ -142,14 +141,22 @@ def lead(spec: TrialSpec, beats: int, train: Callable[[int, int, RankBoard], int
     return 0 if results[rank].status in _WELL else 1
 
 
-def _result(spec: TrialSpec, launch: LaunchFiles, rank: int, status: int, *, killed: bool) -> TrialResult:
-    """Return how a rank has ended: what it reports, or else what its exit code tells."""
+def _reported(launch: LaunchFiles, rank: int) -> TrialResult | None:
+    """Return what a rank has reported as its end; ``None`` if it has not, or not whole."""
     try:
         return TrialResult.model_validate_json(files_of(launch, rank).result.read_text())
     except (OSError, ValidationError):
-        code = os.waitstatus_to_exitcode(status)
-        ending, cause, advice = unreported(code, None, shared_memory(), kernel_killed=killed)
-        return TrialResult(launch=spec.launch, status=ending, cause=cause, advice=advice, transient=ending in TRANSIENT)
+        return None
+
+
+def _result(spec: TrialSpec, launch: LaunchFiles, rank: int, status: int, *, killed: bool) -> TrialResult:
+    """Return how a rank has ended: what it reports, or else what its exit code tells."""
+    reported = _reported(launch, rank)
+    if reported is not None:
+        return reported
+    code = os.waitstatus_to_exitcode(status)
+    ending, cause, advice = unreported(code, None, shared_memory(), kernel_killed=killed)
+    return TrialResult(launch=spec.launch, status=ending, cause=cause, advice=advice, transient=ending in TRANSIENT)
 
 
 def _whole(result: TrialResult, rank: int, ranks: int, launch: LaunchFiles, board: RankBoard) -> TrialResult:

@@ -17,7 +17,7 @@ import signal
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -171,20 +171,19 @@ def _be(rank: int, count: int, meeting: Path, run: Callable[[int], int]) -> int:
         system.leave(code)
 
 
-def lost_another(cause: str | None) -> bool:
-    """Return whether a rank failed because another one was gone, judging by its cause."""
-    return any(text in (cause or "") for text in _LOST)
+def at_fault(causes: Mapping[int, str | None], *, is_first_well: bool) -> int | None:
+    """Return the rank whose failure decides the training's end: the first one that did not fail because another one was
+    gone, or else the first.
 
+    Args:
+        causes: the causes of the ranks that have failed, in order.
+        is_first_well: the first rank has ended well. That it was gone then is no failure of the others.
 
-def at_fault(failures: Iterable[tuple[int, str | None]]) -> int:
-    """Return the rank whose failure decides the training's end, given the ranks that have failed and their causes, in
-    order: the first one that did not fail because another one was gone, or else the first.
-
-    Raises:
-        IndexError: none has failed.
+    Returns:
+        The rank; ``None`` if no failure counts.
     """
-    order = list(failures)
-    return next((rank for rank, cause in order if not lost_another(cause)), order[0][0])
+    of_its_own = (rank for rank, cause in causes.items() if not any(text in (cause or "") for text in _LOST))
+    return next(of_its_own, None if is_first_well else next(iter(causes), None))
 
 
 @dataclass(frozen=True)
@@ -274,16 +273,17 @@ def in_each_rank(count: int, train: Callable[[], _T], *, each_ends: bool, advice
             rank: _told(reports[rank]) or _unreported(status, tail(rank_files[rank].stderr), advice, killed=killed)
             for rank, status in statuses.items()
         }
-    failed = {rank: end for rank, end in ends.items() if end.exit_code}
-    if 0 in ends and 0 not in failed:
-        # That the first one was gone when it had ended is no failure of the others.
-        failed = {rank: end for rank, end in failed.items() if not lost_another(end.cause)}
-    if 0 in ends and not ends[0].exit_code and not (each_ends and failed):
+        # A rank that has reported its end may have been killed while it ended its loader workers.
+        late = {rank: _told(reports[rank]) for rank in range(count) if each_ends and rank not in ends}
+    ends |= {rank: end for rank, end in late.items() if end is not None}
+    failed = {rank: end.cause for rank, end in ends.items() if end.exit_code}
+    is_first_well = 0 in ends and 0 not in failed
+    rank = at_fault(failed, is_first_well=is_first_well)
+    if is_first_well and (rank is None or not each_ends):
         value: _T = ends[0].value
         return value
-    # A rank that ended well, though before the first one did, is not at fault as long as another has failed.
-    failed = failed or ends
-    rank = at_fault((rank, end.cause) for rank, end in failed.items())
+    # If none has failed, the first rank is missing, and one that ended before it is at fault.
+    rank = next(iter(ends)) if rank is None else rank
     # A cause that all ranks report is not specific to one of them.
     same_cause = len(ends) == count and len({end.cause for end in ends.values()}) == 1
     raise _error(ends[rank], "" if same_cause else f"rank {rank}: ")

@@ -306,6 +306,34 @@ def test_what_ends_early_says_why(launched: Any, words: tuple[str, ...], status:
     assert cause in result.cause and result.measurement is None
 
 
+#: Its first optimizer fails in its second step, and another one takes its place.
+REPLACED = """
+import time, torch
+class Failing(torch.optim.SGD):
+    def step(self):
+        if self.state["steps"]:
+            raise ArithmeticError
+        self.state["steps"] = 1
+model = torch.nn.Linear(16, 2)
+optimizer = Failing(model.parameters(), lr=0.1)
+while True:
+    optimizer.zero_grad()
+    model(torch.randn(8, 16)).sum().backward()
+    try:
+        optimizer.step()
+    except ArithmeticError:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.slow
+def test_the_optimizer_in_place_of_one_that_failed_is_seen(launched: Any) -> None:
+    result = launched(*code(REPLACED))
+    assert result.status is TrialStatus.COMPLETE, result.cause
+    assert 30 < result.measurement.steady_per_s < 101
+
+
 @pytest.mark.slow
 def test_a_worker_that_is_killed_is_told(launched: Any) -> None:
     result = launched(*python("steady.py", "--kill-worker", "--epochs", "1000"), num_workers=1)

@@ -135,7 +135,7 @@ def test_a_rank_that_reads_what_was_exchanged_waits_for_the_others(
 
 
 ROOT = Path(__file__).parents[2]
-#: Two ranks of which one ends at once, and the other a moment later.
+#: Two ranks of which one ends at once, and the other a moment later, or only when it is killed.
 ONE_IS_QUICKER = """
 import json, os, sys, time
 from pathlib import Path
@@ -145,7 +145,7 @@ from autotune.child.ranks import files_of, lead
 from autotune.launcher.leading import in_each_rank
 from tests.support import make_spec
 
-folder, statuses, quick = Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
+folder, statuses, quick, other = Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 spec = make_spec(folder, kind=LaunchKind.TRAIN_CHECK, ranks=2)
 
 
@@ -156,6 +156,7 @@ def write(rank):
     cause = None if well else f"as rank {rank} says"
     result = TrialResult(launch=spec.launch, status=TrialStatus(statuses[rank]), cause=cause, check=check)
     files_of(LaunchFiles(folder), rank).result.write_text(result.model_dump_json())
+    time.sleep(60.0 if other == 'lingers' and rank != quick else 0.0)
     return 0 if well else 1
 
 
@@ -177,12 +178,15 @@ print(json.dumps([code, json.loads((folder / "result.json").read_text()), told])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("quick", [0, 1])
+@pytest.mark.parametrize(("quick", "other"), [(0, "ends"), (1, "ends"), (0, "lingers")])
 @pytest.mark.parametrize("failed", [None, 0, 1])
-def test_a_rank_that_ends_well_earlier_hides_no_failure(tmp_path: Path, failed: int | None, quick: int) -> None:
-    """The first rank tells where all end well, and the one that failed where one does, whichever was the quickest."""
+def test_a_rank_that_ends_well_earlier_hides_no_failure(
+    tmp_path: Path, failed: int | None, quick: int, other: str
+) -> None:
+    """The first rank tells where all end well, and the one that failed where one does, whichever was the quickest, and
+    also where the other has told its end and is still ending its workers."""
     statuses = ["diverged" if rank == failed else "complete" for rank in range(2)]
-    command = [sys.executable, "-c", ONE_IS_QUICKER, str(tmp_path), json.dumps(statuses), str(quick)]
+    command = [sys.executable, "-c", ONE_IS_QUICKER, str(tmp_path), json.dumps(statuses), str(quick), other]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     code, result, told = json.loads(done.stdout)

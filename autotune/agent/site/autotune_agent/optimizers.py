@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import inspect
+import sys
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial, wraps
+from types import FrameType
 from typing import Any
 
 from autotune_agent.applying import follow_formats, set_implementation
@@ -263,8 +265,10 @@ class OptimizerDoor:
         self._first: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
         #: Whether, as the script has it, a gradient scaler leaves scale and overflow to the optimizer.
         self._scales: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-        # The hooks of a subclass whose step calls that of its parent run twice.
+        # The hooks of a subclass whose step calls that of its parent run twice. A step that raises never ends, so the
+        # outermost one is known by its frame, too.
         self._inside: Any = None
+        self._frame: FrameType | None = None
 
     def install(self) -> None:
         """Act before and after the steps of all optimizers."""
@@ -277,11 +281,11 @@ class OptimizerDoor:
         import torch
 
         if not torch.compiler.is_compiling():
-            safely(self._begins, optimizer)
+            safely(self._begins, optimizer, sys._getframe(1))
 
-    def _begins(self, optimizer: Any) -> None:
-        if self._inside is None:
-            self._inside = optimizer
+    def _begins(self, optimizer: Any, frame: FrameType) -> None:
+        if self._inside is None or not _is_within(self._frame, frame):
+            self._inside, self._frame = optimizer, frame
         if optimizer in self._steps or not self._begin():
             return
         self._steps[optimizer] = 0
@@ -369,10 +373,17 @@ class OptimizerDoor:
 
     def _ended(self, optimizer: Any) -> None:
         if self._inside is optimizer:
-            self._inside = None
+            self._inside = self._frame = None
             if optimizer in self._steps:
                 self._steps[optimizer] += 1
                 self._stepped(optimizer, self._steps[optimizer])
+
+
+def _is_within(outer: FrameType | None, frame: FrameType | None) -> bool:
+    """Return whether a frame was called from another, however deep."""
+    while frame is not None and frame is not outer:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _facts(optimizer: Any) -> dict[str, Any]:
