@@ -10,27 +10,21 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import typer
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from autotune.base.errors import AutotuneError, UnknownNameError, UsageError, WorkloadError, by_exit_code
-from autotune.base.files import read_regular
-from autotune.base.layout import find_daemon
 from autotune.base.parsing import size_bytes
-from autotune.base.records import SCHEMA_VERSION, JobRequest, WorkloadRef
+from autotune.base.records import JobRequest, WorkloadRef
 from autotune.cli.jobs import moment, window_of
 from autotune.cli.options import make_spec, was_typed
-from autotune.cli.output import print_json
 from autotune.cli.search import refuse_beside_replay
-from autotune.cluster.slurm_commands import require_sbatch
-from autotune.cluster.slurm_queue import Allocation, SlurmQueue, allocation
+from autotune.cluster.slurm_queue import Allocation, allocation
 from autotune.search.replay import read_surface
 from autotune.search.request import check_request
 from autotune.search.study_folders import check_study_name
@@ -157,34 +151,6 @@ def allocation_of(ctx: Any, to: str, environment: Mapping[str, str]) -> Allocati
     return allocation(**{**options, "sbatch": options["sbatch"] or ()}, environment=environment)
 
 
-def submit_to_slurm(state_dir: Path | None, asked: Sequence[tuple[JobRequest, Allocation]], *, as_json: bool) -> None:
-    """Submit searches to Slurm one by one, and print the names of their jobs.
-
-    Raises:
-        AutotuneError: one of them cannot be submitted. Those before it have been, and are named.
-    """
-    require_sbatch()
-    for sentence in unchecked_workloads([request for request, _ in asked]):
-        typer.echo(f"autotune: {sentence}", err=True)
-    queue = SlurmQueue(find_daemon(state_dir))
-    jobs = []
-    for request, requested in asked:
-        try:
-            jobs.append(queue.submit(request, requested))
-        except AutotuneError as error:
-            if jobs:
-                error.advice = f"{', '.join(job.name for job in jobs)} had been submitted before. {error.advice or ''}"
-            raise
-    if as_json:
-        rows = [{"id": j.id, "study": j.row.study, "state": j.state.value, "queue": j.row.queue} for j in jobs]
-        print_json({"schema_version": SCHEMA_VERSION, "jobs": rows})
-        return
-    for job in jobs:
-        typer.echo(f"job {job.name}: {job.row.study}")
-    hint = f"`autotune jobs show {jobs[0].name}` says more, `autotune jobs wait {jobs[0].name}` waits for its end."
-    typer.echo(hint if len(jobs) == 1 else "`autotune jobs` lists them.")
-
-
 # The request of a job, by options or by a file.
 
 # The request of a job, from the words of a command line after ``autotune submit``.
@@ -198,7 +164,7 @@ _FORWARDED = re.compile(
 _MOST_HOURS = 100 * 366 * 24
 _MOST_BYTES = 2**60
 #: Options that concern the call, not the job.
-CALL_OPTIONS = ("file", "to", "dry_run", "again", "state_dir", "as_json")
+CALL_OPTIONS = ("to", "dry_run", "again", "state_dir", "as_json")
 
 
 @dataclass(frozen=True)
@@ -220,21 +186,17 @@ class When:
 
 
 @contextlib.contextmanager
-def error_prefix(where: str | Callable[[str], str]) -> Iterator[None]:
-    """Prefix the message of every error with ``where``, or with what ``where`` returns for the message."""
+def error_prefix(where: str) -> Iterator[None]:
+    """Prefix the message of every error with ``where``."""
     try:
         yield
     except AutotuneError as error:
-        raise UsageError(_prefixed(str(error), where), advice=error.advice) from error
+        raise UsageError(f"{where}: {error}", advice=error.advice) from error
     except Exception as error:
         # Errors of the command-line parser: Typer uses click or its own copy of it, so their class is not known.
         if not hasattr(error, "format_message"):
             raise
-        raise UsageError(_prefixed(error.format_message().rstrip("."), where)) from error
-
-
-def _prefixed(message: str, where: str | Callable[[str], str]) -> str:
-    return f"{where if isinstance(where, str) else where(message)}: {message}"
+        raise UsageError(f"{where}: {error.format_message().rstrip('.')}") from error
 
 
 def typed_words(ctx: typer.Context) -> list[str]:
@@ -267,7 +229,7 @@ def parsed_request(root: Any, to: str, words: Sequence[str]) -> tuple[JobRequest
     with root.command.commands["submit"].make_context("submit", list(words), parent=root) as context:
         for name in CALL_OPTIONS:
             if was_typed(context, name):
-                raise UsageError(f"--{name.replace('_', '-').removeprefix('as-')} cannot stand in a list of jobs")
+                raise UsageError(f"--{name.replace('_', '-').removeprefix('as-')} cannot stand in a file")
         return request_of(context, to, context.args)
 
 
@@ -386,55 +348,10 @@ def _given_variables(asked: Any) -> dict[str, str]:
     return variables
 
 
-# ``autotune submit --file``: a file of several jobs.
+# The options of a file of searches.
 
 
 YAML_BYTES = 2**20
-
-
-def read_jobs(path: Path, repeatable: Collection[str]) -> list[list[str]]:
-    """Read the jobs of a YAML file, each as the words of a command line after ``autotune submit``.
-
-    The file has a list ``jobs`` of mappings from options to values, and optionally a mapping ``defaults`` that applies
-    to all of them. A list of values repeats the option, and a mapping stands for NAME=VALUE.
-
-    Args:
-        repeatable: the options that can have several values, as typed.
-
-    Raises:
-        UsageError: the file cannot be read, or is malformed.
-    """
-    try:
-        data = YAML(typ="safe", pure=True).load(read_regular(path, YAML_BYTES, follow=True).decode())
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    except (YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise UsageError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
-    jobs = data.get("jobs") if isinstance(data, dict) else None
-    defaults = data.get("defaults", {}) if isinstance(data, dict) else None
-    if isinstance(data, dict) and "models" in data:
-        raise UsageError(f"{path} is a matrix, not a list of jobs", advice=f"write `autotune submit {path}`.")
-    well_formed = isinstance(jobs, list) and jobs and isinstance(defaults, dict)
-    if not well_formed or not all(isinstance(job, dict) for job in cast(list[Any], jobs)):
-        raise UsageError(
-            f"{path} holds no list of jobs", advice="write `jobs:`, and under it `- model: resnet50` for each."
-        )
-    unknown = set(data) - {"jobs", "defaults"}
-    if unknown:
-        raise UsageError(f"{path}: {sorted(map(str, unknown))[0]!r} is neither jobs nor defaults")
-    return [
-        _words({**cast(dict[str, Any], defaults), **job}, path, repeatable) for job in cast(list[dict[str, Any]], jobs)
-    ]
-
-
-def _words(options: Mapping[str, Any], path: Path, repeatable: Collection[str]) -> list[str]:
-    words: list[str] = []
-    for name, value in options.items():
-        try:
-            words += option_words(str(name), value, repeatable)
-        except UsageError as error:
-            raise UsageError(f"{path}: {error}") from None
-    return words
 
 
 def option_words(name: str, value: Any, repeatable: Collection[str]) -> list[str]:

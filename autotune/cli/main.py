@@ -78,7 +78,7 @@ def _register() -> None:
     add("run", run.command, "Run a script with a profile, the script untouched.", context_settings=run.TAKES_COMMAND)
     add("verify", verify.command, "Whether a profile still keeps its promise.")
     takes_both = also_takes("search", "What a search takes:")
-    usage, says = "[MATRIX.yaml] [OPTIONS]", "Leave a search to the daemon, or to Slurm."
+    usage, says = "[FILE.yaml] [OPTIONS]", "Leave a search to the daemon, or to Slurm."
     add("submit", submit.command, says, takes_both, context_settings=BEYOND, options_metavar=usage)
     add("storage", storage.command, "A database in which several machines keep studies.")
     app.add_typer(jobs.app, name="jobs", short_help="The jobs of the daemon and of Slurm.")

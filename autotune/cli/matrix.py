@@ -1,4 +1,4 @@
-"""`autotune matrix`."""
+"""The file of ``autotune submit FILE.yaml``, and what to do with each of its cells."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -35,7 +35,7 @@ from autotune.report.listing import gain_text, stale_text
 from autotune.space.formatting import model_name
 from autotune.study.request import read_request
 
-# The file of ``autotune submit matrix.yaml``: models × targets × batch sizes, each cell a search.
+# The file of ``autotune submit FILE.yaml``: a matrix of models × targets × batch sizes, each cell a search.
 #
 #     defaults: {data: /data/images, studies-dir: /shared/studies}
 #     models:
@@ -46,23 +46,22 @@ from autotune.study.request import read_request
 #       a100: {to: slurm, partition: gpu, gres: "gpu:a100:1", time: 2h}
 #     batches: [64, 128]
 #
-# Options are those of ``autotune submit``. A target's options win over its model's, and those over the defaults.
+# Without targets or batches, each of the models (or ``jobs``, which says the same) is one search. Options are those of
+# ``autotune submit``. A target's options win over its model's, and those over the defaults.
 
 
-_KEYS = ("defaults", "models", "targets", "batches")
+_KEYS = ("defaults", "models", "jobs", "targets", "batches")
 _AGAIN = "see the example in the documentation of clusters."
 #: A target's name becomes part of a study's name.
 _TARGET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 #: Options that name a single job, or that follow from a cell's place: the reason why each is refused.
 _OURS = {
-    "study": "the study of a cell is named by its content",
+    "study": "its study is named by its content",
     "keep_batch_size": "write `batches`, which are kept",
-    "dry_run": "it concerns the whole matrix",
-    "again": "it concerns the whole matrix",
-    "file": "a matrix holds no file of jobs",
-    "state_dir": "it concerns the whole matrix",
-    "json": "it concerns the whole matrix",
+    **dict.fromkeys(("dry_run", "again", "state_dir", "json"), "it concerns the whole file"),
 }
+#: Options of which a search has one.
+_NAMED = ("model", "script", "replay")
 #: Options of a model that are shown only if nothing else distinguishes it from the others.
 _APART = ("model", "script", "data", "budget")
 #: Options that only a target has.
@@ -84,7 +83,7 @@ class Cell:
         to: the queue; ``None`` if the target names none. hardware: a part of the name of the target's GPU or CPU, if
             the target gives one.
         words: the words of its command line, after ``autotune submit``.
-        line: line of its model in the file. lines: by flag, the line of each option, and of the keys and values in it.
+        line: line of its model in the file.
     """
 
     number: int
@@ -97,7 +96,6 @@ class Cell:
     hardware: str | None
     words: tuple[str, ...]
     line: int
-    lines: Mapping[str, tuple[int, Mapping[str, int]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -107,27 +105,6 @@ class Matrix:
     path: Path
     targets: tuple[str, ...]
     cells: tuple[Cell, ...]
-
-    def at_fault(self, cell: Cell, message: str, typed: Sequence[str] = ()) -> str:
-        """Return where an error comes from, as a prefix for its message, judging by the flags and quotes in it.
-
-        Args:
-            typed: words of options on the command line, which may be at fault.
-        """
-        flags, quoted = set(re.findall(r"--[a-z][a-z-]*", message)), set(re.findall(r"'([^']*)'", message))
-        typed_parts = {part for word in typed for part in (word, *_parts(word))}
-        candidates = [cell.lines[option] for option in cell.lines if option in flags]
-        if flags & typed_parts and not candidates:
-            return "the command line"
-        # A message may also name a knob without quotes.
-        for words in (quoted, set(re.findall(r"[a-z]+(?:_[a-z]+)+", message))):
-            for _, texts in candidates or cell.lines.values():
-                for text in texts:
-                    if text in words:
-                        return f"{self.path}, line {texts[text]}"
-        if candidates:
-            return f"{self.path}, line {candidates[0][0]}"
-        return "the command line" if quoted & typed_parts else f"{self.path}, line {cell.line}"
 
 
 def read_matrix(path: Path, known: Collection[str], repeatable: Collection[str]) -> Matrix:
@@ -178,18 +155,19 @@ class _Reading:
         self._repeatable = repeatable
 
     def matrix(self, data: Any) -> Matrix:
-        if isinstance(data, dict) and "jobs" in data:
-            raise UsageError(
-                f"{self._path} is a list of jobs, not a matrix", advice=f"write `autotune submit --file {self._path}`."
-            )
-        if not isinstance(data, dict) or not all(data.get(name) for name in ("models", "targets")):
-            raise UsageError(f"{self._path} is no matrix: it needs models and targets", advice=_AGAIN)
+        if not isinstance(data, dict):
+            raise UsageError(f"{self._path} has no models", advice=_AGAIN)
         for name in data:
             if name not in _KEYS:
                 self._refuse((name,), UnknownNameError("key", str(name)[:60], _KEYS))
+        listed = [name for name in ("models", "jobs") if data.get(name)]
+        if len(listed) != 1:
+            problem = "has no models" if not listed else "has both models and jobs, which say the same"
+            raise UsageError(f"{self._path} {problem}", advice=_AGAIN)
         defaults = self._options(data.get("defaults") or {}, ("defaults",), self._known)
         batches = self._batches(data.get("batches"))
-        models, targets = self._models(data["models"]), self._targets(data["targets"])
+        models = self._models(data, listed[0], defaults)
+        targets = self._targets(data["targets"]) if data.get("targets") else {"here": {}}
         cells = []
         for place, model in models:
             for batch in batches:
@@ -213,7 +191,11 @@ class _Reading:
         values = {name: value for name, (_, value) in given.items()}
         return Cell(
             number=int(at[1]),
-            model=str(values.get("model") or Path(str(values["script"])).name.split(".")[0]),
+            model=next(
+                str(value) if name == "model" else Path(str(value)).name.split(".")[0]
+                for name in _NAMED
+                if (value := values.get(name))
+            ),
             more=", ".join(_said(name, value) for name, (_, value) in model.items() if name not in _APART),
             further=", ".join(
                 _said(name, value)
@@ -226,20 +208,16 @@ class _Reading:
             hardware=values.get("hardware"),
             words=tuple(words),
             line=self._line(at),
-            lines={
-                flag(name): (self._line(place), {text: self._line(at) for text, at in _texts(value, place)})
-                for name, (place, value) in given.items()
-            },
         )
 
-    def _models(self, data: Any) -> list[tuple[Place, Options]]:
-        if not isinstance(data, list):
-            self._refuse(("models",), "models must be a list", advice="write `- resnet50`, a line for each.")
+    def _models(self, data: Mapping[str, Any], listed: str, defaults: Options) -> list[tuple[Place, Options]]:
+        if not isinstance(data[listed], list):
+            self._refuse((listed,), f"{listed} must be a list", advice="write `- resnet50`, a line for each.")
         models: list[tuple[Place, Options]] = []
-        for i, item in enumerate(data):
-            at: Place = ("models", i)
+        for i, item in enumerate(data[listed]):
+            at: Place = (listed, i)
             options = self._options({"model": item} if isinstance(item, str) else item, at, self._known)
-            if not options.get("model", (at, None))[1] and not options.get("script", (at, None))[1]:
+            if not any({**defaults, **options}.get(name, (at, None))[1] for name in _NAMED):
                 self._refuse(at, "a model has a name", advice="write `- resnet50` or `- {model: mine.py, …}`.")
             models.append((at, options))
         return models
@@ -281,7 +259,7 @@ class _Reading:
             # A model given as a bare name has no place of its own for the key.
             place = (*at, name) if (*at, name) in self._lines else at
             if option in _OURS:
-                self._refuse(place, f"{shown(name, quoted=False)} cannot stand in a matrix: {_OURS[option]}")
+                self._refuse(place, f"{shown(name, quoted=False)} cannot stand in a file: {_OURS[option]}")
             if flag(option) not in known:
                 self._refuse(
                     place, UnknownNameError("option", str(name)[:60], [word.removeprefix("--") for word in known])
@@ -297,24 +275,6 @@ class _Reading:
     def _refuse(self, place: Place, why: str | AutotuneError, advice: str | None = None) -> NoReturn:
         advised = advice or (why.advice if isinstance(why, AutotuneError) else None)
         raise UsageError(f"{self._path}, line {self._line(place)}: {why}", advice=advised)
-
-
-def _texts(value: Any, at: Place) -> Iterator[tuple[str, Place]]:
-    """Yield the keys and values of an option, and their parts, with their places."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield str(key), (*at, key)
-            yield from _texts(item, (*at, key))
-    elif isinstance(value, list):
-        for i, item in enumerate(value):
-            yield from _texts(item, (*at, i))
-    else:
-        yield from ((text, at) for text in (str(value), *_parts(str(value))))
-
-
-def _parts(text: str) -> list[str]:
-    """Return the parts on both sides of the operators in ``NAME=VALUE`` or ``FIGURE<=VALUE``."""
-    return [part for part in re.split(r"[=<>,:]+", text) if part]
 
 
 def _said(name: str, value: Any) -> str:
@@ -482,15 +442,14 @@ def cells_of(path: Path, root: Any, *, to: str = "daemon", given: Sequence[str] 
 
 def _asked(matrix: Matrix, cell: Cell, root: Any, to: str, given: Sequence[str]) -> Asked:
     queue = cell.to or to
-    with error_prefix(lambda message: matrix.at_fault(cell, message, given)):
+    typed = " with the options typed" if given else ""
+    with error_prefix(f"{matrix.path}, line {cell.line} on target {cell.target}{typed}"):
         request, allocation = parsed_request(root, queue, [*given, *cell.words])
     if request.spec.name:
-        raise UsageError(
-            "--study is for one search", advice="leave it out; a matrix names its studies by their content."
-        )
+        raise UsageError("--study is for one search", advice="leave it out; a file's studies are named by content.")
     label = re.sub(r"[^A-Za-z0-9._-]", "-", request.label)[:80].lstrip("._-")
-    batch = "" if cell.batch is None else f"-b{cell.batch}"
-    study = f"{label}{batch}-{cell.target}-{_content(request, allocation, queue)[:_DIGITS]}"
+    parts = (label, "" if cell.batch is None else f"b{cell.batch}", cell.target)
+    study = "-".join([*filter(None, parts), _content(request, allocation, queue)[:_DIGITS]])
     return Asked(cell, queue, request, allocation, study)
 
 
@@ -502,6 +461,7 @@ def _content(request: JobRequest, allocation: Allocation, to: str) -> str:
         *(sorted(request.sources.items()), request.studies_dir, request.gpu, request.cores, request.host_memory_bytes),
         *(to, allocation.partition, allocation.gres, allocation.cpus, allocation.memory_bytes),
         *(sorted(allocation.more.items()), sorted(allocation.environment.items())),
+        *([request.replay] if request.replay is not None else []),
     ]
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 

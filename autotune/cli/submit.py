@@ -15,12 +15,7 @@ from autotune.base.layout import DaemonFiles, find_daemon
 from autotune.base.records import SCHEMA_VERSION, JobRequest, JobRow
 from autotune.cli.daemon import StateDir, client
 from autotune.cli.job_request import (
-    error_prefix,
-    parsed_request,
-    read_jobs,
-    repeatable_options,
     request_of,
-    submit_to_slurm,
     typed_words,
     unchecked_workloads,
 )
@@ -34,13 +29,13 @@ from autotune.profile.store import Store, look_here
 from autotune.report.document import FittingTable
 from autotune.space.formatting import count, model_name
 
-# ``autotune submit matrix.yaml``: each cell becomes a job in the queue that its target names, unless it was one before.
+# ``autotune submit FILE.yaml``: each cell becomes a job in the queue that its target names, unless it was one before.
 
 #: Jobs per call of the daemon, which limits the size of a call.
 _AT_ONCE = 20
 
 
-def submit_matrix(
+def submit_file(
     path: Path,
     root: Any,
     to: str,
@@ -51,14 +46,14 @@ def submit_matrix(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Submit the cells of a matrix, and print what has become of each.
+    """Submit the searches of a file, and print what has become of each.
 
     Args:
         root: the context of `autotune` itself.
         to, given: queue and options that apply unless the file overrides them.
 
     Raises:
-        UsageError: the file is no matrix; nothing is submitted.
+        UsageError: the file is malformed; nothing is submitted.
         AutotuneError: a queue refuses, or does not answer. Jobs submitted before that stay, and the same command
             submits the rest.
     """
@@ -154,7 +149,7 @@ def _print(plans: Sequence[Plan], names: Mapping[str, str], *, dry_run: bool) ->
         typer.echo("`autotune jobs` lists them.")
 
 
-# ``autotune submit``: submit a search, or many, to the daemon or to Slurm.
+# ``autotune submit``: submit a search to the daemon or to Slurm.
 
 
 def command(
@@ -199,29 +194,26 @@ def command(
         list[str] | None,
         typer.Option("--sbatch", help="A further option of sbatch; may be repeated.", metavar="KEY[=VALUE]"),
     ] = None,
-    file: Annotated[
-        Path | None, typer.Option("--file", help="Several jobs, as YAML; see the documentation.", metavar="FILE.yaml")
-    ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Of a matrix: say what would be submitted; submit nothing.")
+        bool, typer.Option("--dry-run", help="Of a file: say what would be submitted; submit nothing.")
     ] = False,
     again: Annotated[
-        bool, typer.Option("--again", help="Of a matrix: submit also what has a profile, or was searched.")
+        bool, typer.Option("--again", help="Of a file: submit also what has a profile, or was searched.")
     ] = False,
     state_dir: StateDir = None,
     as_json: Json = False,
 ) -> None:
-    """Leave a search to the daemon, or to Slurm; with MATRIX.yaml, many. Takes all that `autotune search` takes, and a
+    """Leave a search to the daemon, or to Slurm; with FILE.yaml, many. Takes all that `autotune search` takes, and a
     command behind --."""
     try:
         Path.cwd()
     except OSError:
         raise UsageError("this folder is not there any more", advice="change to one that is.") from None
-    matrix = None if file is not None else matrix_named(ctx.args, ctx.parent)
-    if matrix is not None:
-        typed_options = [*typed_words(ctx), *(word for word in ctx.args if word != matrix)]
-        submit_matrix(
-            Path(matrix),
+    file = matrix_named(ctx.args, ctx.parent)
+    if file is not None:
+        typed_options = [*typed_words(ctx), *(word for word in ctx.args if word != file)]
+        submit_file(
+            Path(file),
             ctx.parent,
             to,
             typed_options,
@@ -234,32 +226,26 @@ def command(
     if dry_run:
         raise UsageError("--dry-run submits nothing", advice="`autotune search --dry-run` says what would be tried.")
     if again:
-        raise UsageError("--again is for a matrix", advice="without it, what is submitted twice is searched twice.")
-    if file is not None:
-        # Options on the command line are defaults for all jobs of the file.
-        typed_options = [*typed_words(ctx), *ctx.args]
-        requested = []
-        for number, words in enumerate(read_jobs(file, repeatable_options(ctx.parent)), 1):
-            with error_prefix(f"{file}, job {number}"):
-                requested.append(parsed_request(ctx.parent, to, [*typed_options, *words]))
+        raise UsageError("--again is for a file", advice="without it, what is submitted twice is searched twice.")
+    request, allocation = request_of(ctx, to, ctx.args)
+    daemon = None if to == "slurm" else client(state_dir)
+    # Fail before importing the workload if nothing can take the job.
+    if daemon is None:
+        require_sbatch()
     else:
-        requested = [request_of(ctx, to, ctx.args)]
-    if to == "slurm":
-        submit_to_slurm(state_dir, requested, as_json=as_json)
-        return
-    requests = [request for request, _ in requested]
-    daemon = client(state_dir)
-    # Fail before importing any workload if no daemon is running.
-    daemon.status()
-    for sentence in unchecked_workloads(requests):
+        daemon.status()
+    for sentence in unchecked_workloads([request]):
         typer.echo(f"autotune: {sentence}", err=True)
-    jobs = daemon.submit(*requests)
+    if daemon is None:
+        note = SlurmQueue(find_daemon(state_dir)).submit(request, allocation)
+        name, study, waits = note.name, note.row.study, None
+        row = {"id": note.id, "study": study, "state": note.state.value, "queue": note.row.queue}
+    else:
+        (job,) = daemon.submit(request)
+        name, study, waits = str(job.id), job.request.spec.name, daemon.waits_for(job.id)
+        row = {"id": job.id, "study": study, "state": job.state.value}
     if as_json:
-        rows = [{"id": job.id, "study": job.request.spec.name, "state": job.state.value} for job in jobs]
-        print_json({"schema_version": SCHEMA_VERSION, "jobs": rows})
+        print_json({"schema_version": SCHEMA_VERSION, "jobs": [row]})
         return
-    for job in jobs:
-        waits = daemon.waits_for(job.id)
-        typer.echo(f"job {job.id}: {job.request.spec.name}{'' if waits is None else f'; it waits: {waits}'}")
-    hint = f"`autotune jobs show {jobs[0].id}` says more, `autotune jobs wait {jobs[0].id}` waits for its end."
-    typer.echo(hint if len(jobs) == 1 else "`autotune jobs` lists them.")
+    typer.echo(f"job {name}: {study}{'' if waits is None else f'; it waits: {waits}'}")
+    typer.echo(f"`autotune jobs show {name}` says more, `autotune jobs wait {name}` waits for its end.")

@@ -21,7 +21,6 @@ import pytest
 from autotune.base.errors import UsageError
 from autotune.base.layout import DaemonFiles
 from autotune.base.records import Cancelled, Done, Job, JobState
-from autotune.cli.job_request import read_jobs
 from autotune.cli.jobs import exit_code_of, minute_of_day, moment, window_of
 from autotune.cli.main import run
 from autotune.daemon.rpc.client import Client
@@ -81,7 +80,6 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Typing]:
     found = Typing(tmp_path_factory.mktemp("project"))
     (found.folder / "tiny.py").write_text(WORKLOAD)
     (found.folder / "wrong.yaml").write_text("jobs: [{model: tiny.py}, {model: tiny.py, bugdet: 5m}]")
-    (found.folder / "twice.yaml").write_text("jobs: [{model: tiny.py, study: x}, {model: tiny.py, study: x}]")
     assert "no daemon runs" in found.apart("jobs", code=7)
     said = found.apart("daemon", "start", "--quiet-for", "0s", "--idle-cores", "1000")
     assert said.startswith("the daemon runs, process ")
@@ -171,8 +169,8 @@ jobs:
   - {{seed: 2, set: {{precision: bf16, num_workers: [0, 2]}}}}
 """
     )
-    told = typed.json("submit", "--file", "night.yaml", "--priority", "1", "--trials", "7")["jobs"]
-    jobs = [typed.client.job(job["id"]) for job in told]
+    cells = typed.json("submit", "night.yaml", "--priority", "1", "--trials", "7")["cells"]
+    jobs = [typed.client.job(int(cell["job"])) for cell in cells]
     assert [(j.request.priority, j.request.spec.seed, j.request.spec.trials) for j in jobs] == [(3, 1, 7), (1, 2, 7)]
     assert jobs[1].request.spec.narrowed == {"precision": ("bf16",), "num_workers": ("0", "2")}
     assert all(j.request.not_before is not None for j in jobs)
@@ -243,12 +241,9 @@ def test_a_matrix_is_queued_once_however_often_it_is_submitted(
         (["submit", "--model", "tiny.py", "--device", "cuda:1"], "another card"),
         (["submit", "--model", "tiny.py", "--dry-run"], "submits nothing"),
         (["submit", "--replay", str(SURFACE), "--batch-size", "64"], "exclude each other"),
-        (["submit", "--model", "tiny.py", "--again"], "--again is for a matrix"),
-        (["submit", "--file", "nowhere.yaml"], "cannot read"),
+        (["submit", "--model", "tiny.py", "--again"], "--again is for a file"),
         (["submit", "nowhere.yaml"], "cannot read"),
-        (["profiles", "wrong.yaml"], "is a list of jobs, not a matrix"),
-        (["submit", "--file", "wrong.yaml"], "wrong.yaml, job 2: No such option: --bugdet"),
-        (["submit", "--file", "twice.yaml"], "study 'x' is asked for twice"),
+        (["submit", "wrong.yaml"], "wrong.yaml, line 1: unknown option 'bugdet'"),
         (["submit", "--model", "tiny.py", "--device", "cpu", "--gpu", "h200"], "contradict each other"),
         (["submit", "--model", "tiny.py", "--on-done", "ftp://x"], "neither a command nor"),
         (["daemon", "install", "--web", "0.0.0.0:80"], "from elsewhere"),
@@ -271,34 +266,6 @@ def test_what_cannot_be_is_one_sentence(
     said = capsys.readouterr().err
     assert says in said and "Traceback" not in said
     assert len(typed.client.rows()) == before
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("jobs: {", "no YAML"),
-        ("[]", "no list of jobs"),
-        ("jobs: []", "no list of jobs"),
-        ("jobs: [resnet50]", "no list of jobs"),
-        ("jobs: [{model: [[1]]}]", "no value that an option can have"),
-        ("jobs: [{set: {compile_mode: null}}]", "compile_mode has no value that an option can have"),
-        ("jobs: [{model: [x, y]}]", "model has one value, not several"),
-        ("jobs: [{model: x}]\nbudget: 5m", "neither jobs nor defaults"),
-    ],
-)
-def test_a_file_that_is_no_list_of_jobs(tmp_path: Path, text: str, says: str) -> None:
-    (tmp_path / "jobs.yaml").write_text(text)
-    with pytest.raises(UsageError, match=says):
-        read_jobs(tmp_path / "jobs.yaml", ("--set",))
-
-
-def test_the_words_of_a_file_of_jobs(tmp_path: Path) -> None:
-    (tmp_path / "jobs.yaml").write_text(
-        "defaults: {keep_fresh: true, seed: 1}\njobs: [{set: [a=1, b=2], seed: 2, json: false}]"
-    )
-    assert read_jobs(tmp_path / "jobs.yaml", ("--set",)) == [
-        ["--keep-fresh", "--seed", "2", "--set", "a=1", "--set", "b=2"]
-    ]
 
 
 class TestTimes:

@@ -38,8 +38,8 @@ COMMANDS = [
     ),
     *(["search", "--replay", p] for p in ("", ".", "pipe", "zero", "binary.yaml", "lines.jsonl", LONG, FOREIGN)),
     *(
-        ["submit", "--file", p]
-        for p in ("", ".", "pipe", "zero", "binary.yaml", "deep.yaml", "date.yaml", LONG, FOREIGN)
+        ["submit", p]
+        for p in ("", ".", "pipe", "zero", "binary.yaml", "deep.yaml", "date.yaml", LONG, FOREIGN, f"{LONG}.yaml")
     ),
     *(
         ["submit", "--model", "resnet18", *options]

@@ -51,12 +51,10 @@ def test_profiles_takes_a_matrix_with_or_without_its_option(told: Told, words: t
 @pytest.mark.parametrize(
     ("options", "typed", "says"),
     [
-        ("baseline: {precision: bf16,\n precison: fp32}", (), "m.yaml, line 3: unknown knob 'precison'"),
-        ("fix: {num_workers: 0,\n precision: fp99}", (), "m.yaml, line 3: unknown value of precision 'fp99'"),
-        ("require: [peak_memory<=8GiB,\n 'foo<=3']", (), "m.yaml, line 3: unknown figure 'foo'"),
-        ("set: {precision: bf16,\n num_workers: [99, hello]}", (), "m.yaml, line 3: num_workers must be"),
-        ("fix: {precision: bf16}", ("--baseline", "precision=fp99"), "the command line: unknown value"),
-        ("fix: {precision: bf16}", ("--budget", "soon"), "the command line: --budget 'soon'"),
+        ("baseline: {precision: bf16, precison: fp32}", (), "m.yaml, line 2 on target here: unknown knob 'precison'"),
+        ("set: {precision: bf16, num_workers: [99, hello]}", (), "m.yaml, line 2 on target here: num_workers must be"),
+        ("set: {compile_mode: null}", (), "m.yaml, line 2: compile_mode has no value that an option can have"),
+        ("fix: {precision: bf16}", ("--budget", "soon"), "target here with the options typed: --budget 'soon'"),
         ("budget: 5m", ("--study", "foo"), "--study is for one search. Leave it out"),
     ],
 )

@@ -50,19 +50,28 @@ def test_each_cell_is_a_command_line(file: Path) -> None:
         "--batch-size 128 --keep-batch-size"
     )
     assert (last.to, last.hardware, last.more, last.line) == ("slurm", "H100 PCIe", "depth=4", 4)
-    assert found.at_fault(last, "--data is wrong") == f"{file}, line 7"
-    assert found.at_fault(last, "there is no file 'mine.py'") == f"{file}, line 4"
+
+
+def test_a_list_of_searches_is_a_matrix_of_one_target(file: Path) -> None:
+    file.write_text("defaults: {budget: 5m, arg: [a=1, b=2]}\njobs: [resnet50, {script: train.py, budget: 1h}]")
+    first, second = read_matrix(file, KNOWN, ("--arg",)).cells
+    assert (first.model, first.target, first.batch) == ("resnet50", "here", None)
+    assert " ".join(first.words) == "--budget 5m --arg a=1 --arg b=2 --model resnet50"
+    assert (second.model, " ".join(second.words)) == ("train", "--budget 1h --arg a=1 --arg b=2 --script train.py")
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("models: {", r"is not YAML \(line 1\)"),
-        ("jobs: []", "is a list of jobs, not a matrix"),
-        ("models: [resnet50]", "it needs models and targets"),
+        ("[]", "has no models"),
+        ("jobs: []", "has no models"),
+        ("jobs: [{set: {compile_mode: null}}]", "line 1: unknown option 'set'"),
+        ("jobs: [{model: x}]\nbudget: 5m", "line 2: unknown key 'budget'"),
+        ("jobs: [resnet50]\nmodels: [resnet50]", "has both models and jobs"),
         (MATRIX.replace("here:", "h100:"), "line 7 repeats a key"),
         (MATRIX.replace("arg:", "args:"), "line 4: unknown option 'args'"),
-        (MATRIX.replace("gres:", "study:"), "line 7: study cannot stand in a matrix"),
+        (MATRIX.replace("gres:", "study:"), "line 7: study cannot stand in a file"),
         (MATRIX.replace("  here:", "  a b:"), "line 6: 'a b' cannot name a target"),
         (MATRIX.replace("slurm", "slum"), "line 7: unknown queue 'slum'"),
         (MATRIX.replace("H100 PCIe", "7"), "line 7: hardware must be text, not 7"),
