@@ -33,7 +33,7 @@ from unittest.mock import patch
 from autotune import search as searching
 from autotune.base.clock import VirtualClock
 from autotune.base.files import write_atomic
-from autotune.base.observer import Silent
+from autotune.base.observer import Observer
 from autotune.base.records import (
     Beat,
     Config,
@@ -524,7 +524,7 @@ def search(card: Card, budget_s: float, seed: int, folder: Path) -> tuple[CardLa
     """
     clock = VirtualClock()
     launcher = CardLauncher(card, clock, seed)
-    env = Environment(Silent(), clock, lambda: None, lambda mark, devices: launcher, lambda *_: None)
+    env = Environment(Observer(), clock, lambda: None, lambda mark, devices: launcher, lambda *_: None)
     spec = StudySpec(
         name="made-up",
         mark=f"made-up-{seed}",

@@ -23,7 +23,7 @@ from statistics import median
 
 from autotune.base.clock import SystemClock, timestamp
 from autotune.base.errors import AutotuneError
-from autotune.base.observer import Silent
+from autotune.base.observer import Observer
 from autotune.base.records import DataRef, LaunchKind, MeasurePlan, StudySpec, TrialResult, TrialSpec, Value
 from autotune.launcher import ProcessLauncher
 from autotune.machine.gpu import gpus
@@ -223,7 +223,7 @@ def between_launches(studies: Path, trials: int) -> list[float]:
             began_s.append(time.perf_counter())
         return Play(rate_per_s=rng.uniform(90, 110), wall_s=0.5)
 
-    env = Environment(Silent(), clock, lambda: None, lambda *_: ScriptedLauncher(instant, clock, probe=make_probe()))
+    env = Environment(Observer(), clock, lambda: None, lambda *_: ScriptedLauncher(instant, clock, probe=make_probe()))
     spec = StudySpec(
         name="storage",
         mark=uuid.uuid4().hex,

@@ -16,7 +16,7 @@ from statistics import median
 
 from autotune import stats
 from autotune.base.layout import StudyFiles
-from autotune.base.observer import Silent
+from autotune.base.observer import Observer
 from autotune.base.records import DataRef, Goal, LaunchKind, Measurement, Trial, TrialSpec, WorkloadRef
 from autotune.search.verify import Contest, Final, Proof, prove
 from autotune.space import Space, SpaceRequest, build_space
@@ -120,7 +120,7 @@ class Searches:
             _conditions(),
             Budget(files, self.budget_s, clock),
             ScriptedLauncher(self._script(setting), clock),
-            Silent(),
+            Observer(),
             lambda: False,
             busy_cores=None,
         )
@@ -133,7 +133,7 @@ class Searches:
             score = self._scorer.score(result.measurement)
             trials.append(Trial(number=number, config=config, result=result, score=score))
         best_first = sorted(trials, key=lambda t: -(t.score or 0.0))
-        final = Final(space, launches, self._scorer, Silent(), stop=lambda: None)
+        final = Final(space, launches, self._scorer, Observer(), stop=lambda: None)
         contest, noise = Contest(final, trials[0]), stats.PRIORS["cpu"]
         contest.enter(final, contest.choose(best_first, noise), trials[-1].number)
         return prove(contest, noise)

@@ -7,75 +7,40 @@ loop that monitors a child. An observer never raises.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from autotune.base.records import Beat, Config, StudyHeat, StudySpec, Trial
 
 
-class Observer(Protocol):
-    """Listens to one search."""
+class Observer:
+    """Listens to one search. This one ignores all events; others are derived from it."""
 
     def begins(self, spec: StudySpec, headline: str) -> None:
         """The search starts or resumes. ``headline``: model, device, image size, data, in one line."""
-        ...
 
     def says(self, sentence: str) -> None:
         """A sentence for the user: what is waited for, why the search ends."""
-        ...
 
     def data_progress(self, done: int, total: int) -> None:
         """``done`` of ``total`` files of a generated set have been written."""
-        ...
 
     def launch_begins(self, title: str, config: Config) -> None:
         """A child starts. ``title`` names its purpose: ``trial 7``, ``verifying trial 7, launch 2``."""
-        ...
 
     def heat_begins(self, title: str, entrants: Sequence[Config]) -> None:
         """A child starts in which configurations train in turns. The first is the reference; beats say whose turn it
         is, and how fast it ran."""
-        ...
 
     def beat(self, beat: Beat) -> None:
         """The running child reports progress; of several, the one that has begun last."""
-        ...
 
     def trial_ends(self, trial: Trial) -> None:
         """A trial has ended and is on disk. When a search resumes, earlier trials are reported again first."""
-        ...
 
     def heat_ends(self, heat: StudyHeat) -> None:
         """A heat has ended and is on disk. When a search resumes, earlier heats are reported again first."""
-        ...
 
     def clock(self, spent_s: float, budget_s: float) -> None:
         """How much of the budget has been used; called several times a second."""
-        ...
 
     def ends(self) -> None:
         """The search is over, however it ended."""
-        ...
-
-
-class Silent:
-    """An observer that ignores all events."""
-
-    def begins(self, spec: StudySpec, headline: str) -> None: ...
-
-    def says(self, sentence: str) -> None: ...
-
-    def data_progress(self, done: int, total: int) -> None: ...
-
-    def launch_begins(self, title: str, config: Config) -> None: ...
-
-    def heat_begins(self, title: str, entrants: Sequence[Config]) -> None: ...
-
-    def beat(self, beat: Beat) -> None: ...
-
-    def trial_ends(self, trial: Trial) -> None: ...
-
-    def heat_ends(self, heat: StudyHeat) -> None: ...
-
-    def clock(self, spent_s: float, budget_s: float) -> None: ...
-
-    def ends(self) -> None: ...

@@ -120,7 +120,7 @@ def _changed(config: Mapping[str, Value], baseline: Mapping[str, Value]) -> str:
 # ``autotune search --track``: records a study as one run in experiment trackers, with a step per trial.
 
 
-class TrackedSearch:
+class TrackedSearch(Observer):
     """Forwards a search's events to its observer, and reports trials and the outcome to trackers.
 
     Args:

@@ -399,8 +399,6 @@ class PlainLines(Observer):
         reference = self._progress.what(entrants[0])
         self._write(f"{title} begins: {count(len(entrants), 'configuration')} in turns, the first of them {reference}")
 
-    def beat(self, beat: Beat) -> None: ...
-
     def trial_ends(self, trial: Trial) -> None:
         self._progress.add(trial)
         if not self._progress.has_begun(f"trial {trial.number}"):
@@ -421,8 +419,6 @@ class PlainLines(Observer):
 
     def clock(self, spent_s: float, budget_s: float) -> None:
         self._spent_s = spent_s
-
-    def ends(self) -> None: ...
 
     def _write(self, line: str) -> None:
         if self._stream is None:

@@ -20,7 +20,7 @@ from autotune.base.errors import (
     by_exit_code,
 )
 from autotune.base.layout import StudyFiles
-from autotune.base.observer import Observer, Silent
+from autotune.base.observer import Observer
 from autotune.base.records import (
     CommandRef,
     DataRef,
@@ -220,7 +220,7 @@ class Environment:
     @classmethod
     def real(cls, observer: Observer | None = None, stop: Callable[[], int | None] = lambda: None) -> Environment:
         """Return the environment of this machine, with real time and processes."""
-        clock, observer = SystemClock(), observer or Silent()
+        clock, observer = SystemClock(), observer or Observer()
 
         def launcher(mark: str, devices: int) -> Launcher:
             def make(on_wait: Callable[[str], None]) -> Launcher:

@@ -11,7 +11,7 @@ import pytest
 
 from autotune.base.errors import MachineError, UsageError
 from autotune.base.layout import QueueFiles, StudyFiles
-from autotune.base.observer import Silent
+from autotune.base.observer import Observer
 from autotune.base.records import JobRequest, StudySpec
 from autotune.daemon.devices import Board
 from autotune.daemon.notices import Notices
@@ -79,7 +79,7 @@ def begin(spec: StudySpec, studies: Path) -> None:
     search(
         spec.model_copy(update={"model": "resnet18"}),
         studies,
-        Environment(Silent(), FakeClock(), lambda: None, no_launcher),
+        Environment(Observer(), FakeClock(), lambda: None, no_launcher),
     )
 
 

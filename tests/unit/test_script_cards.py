@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autotune.base.errors import ImpossibleError
-from autotune.base.observer import Silent
+from autotune.base.observer import Observer
 from autotune.base.records import CommandRef, WorkloadRef
 from autotune.machine.gpu import Gpu, NvmlUnavailable
 from autotune.profile import Profile, read
@@ -171,7 +171,7 @@ def test_all_launches_of_a_search_see_the_same_cards_and_its_profile_tells_how_m
     assert (alone in said.lines) == (not ranks)
 
 
-class Lines(Silent):
+class Lines(Observer):
     """Keeps the sentences of a search."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autotune.base.errors import InterruptedSearch, MachineError, NoVerdictError, WorkloadError
-from autotune.base.observer import Silent
+from autotune.base.observer import Observer
 from autotune.base.records import Trial, TrialSpec, TrialStatus
 from autotune.search import resume, search
 from autotune.space import Lessons, key
@@ -182,7 +182,7 @@ class TestLessons:
 
         said: list[str] = []
 
-        class Listening(Silent):
+        class Listening(Observer):
             def says(self, sentence: str) -> None:
                 said.append(sentence)
 

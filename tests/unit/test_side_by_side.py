@@ -13,7 +13,7 @@ import pytest
 from autotune.base.clock import SystemClock
 from autotune.base.errors import InterruptedSearch, MachineError, WorkloadError
 from autotune.base.layout import StudyFiles
-from autotune.base.observer import Silent
+from autotune.base.observer import Observer
 from autotune.base.records import DataRef, LaunchKind, TrialResult, TrialSpec, TrialStatus, WorkloadRef
 from autotune.launcher.lanes import ThreadLanes, VirtualLanes
 from autotune.search import Environment, devices, resume, search
@@ -48,7 +48,7 @@ def env(world: World, script: Script, raise_at: dict[int, BaseException] | None 
         world.launchers.append(made)
         return VirtualLanes([made] * count, world.clock)
 
-    return Environment(Silent(), world.clock, lambda: world.signal, launcher, lambda *_: None)
+    return Environment(Observer(), world.clock, lambda: world.signal, launcher, lambda *_: None)
 
 
 def spans(files: StudyFiles) -> list[tuple[float, float, TrialSpec]]:
@@ -246,7 +246,7 @@ class TestWaiting:
         launcher = ScriptedLauncher(lambda spec: Play(wall_s=10.0, waited_s=waits_s[spec.launch]), clock)
         lanes = VirtualLanes([launcher] * 2, clock)
         places = (Place(("cpu",), cores=(0,)), Place(("cpu",), cores=(1,)))
-        return RunningLaunches(files, places, None, budget, lanes, Silent(), lambda: False), budget
+        return RunningLaunches(files, places, None, budget, lanes, Observer(), lambda: False), budget
 
     @pytest.mark.parametrize(
         ("waits_s", "spent_s", "waited_s"),
@@ -277,7 +277,7 @@ def test_edited_code_ends_all_that_runs(tmp_path: Path) -> None:
     lanes = VirtualLanes([ScriptedLauncher(lambda spec: Play(), clock)] * 2, clock)
     places = (Place(("cpu",)), Place(("cpu",)))
     budget = Budget(files, 100.0, clock)
-    running = RunningLaunches(files, places, Edited(), budget, lanes, Silent(), lambda: False)  # type: ignore[arg-type]
+    running = RunningLaunches(files, places, Edited(), budget, lanes, Observer(), lambda: False)  # type: ignore[arg-type]
     ended: list[TrialResult] = []
     for name in ("a", "b"):
         running.begin(name, once(make_spec(tmp_path / name)), ended.append)

@@ -11,7 +11,7 @@ import pytest
 
 from autotune.base import tracking
 from autotune.base.errors import UnknownNameError, UsageError
-from autotune.base.observer import Silent
+from autotune.base.observer import Observer
 from autotune.base.tracking import TrackedRun, Tracker, Tracking
 from autotune.cli.main import run
 from autotune.cli.search import TrackedSearch
@@ -96,7 +96,7 @@ def test_a_missing_package_is_named_before_anything_starts(
 
 def test_a_search_is_one_run_with_a_step_for_each_trial(kept: Callable[..., type[Kept]], tmp_path: Path) -> None:
     kind, spec, outcome = kept(), make_study_spec("net-1"), make_outcome()
-    watched = TrackedSearch(Silent(), [kind], tmp_path)
+    watched = TrackedSearch(Observer(), [kind], tmp_path)
     watched.begins(spec, "headline")
     watched.trial_ends(make_trial(3, {"batch_size": 16, "precision": "bf16"}, 120.0))
     watched.ends()

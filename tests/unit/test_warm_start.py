@@ -8,7 +8,7 @@ import pytest
 
 from autotune.base.errors import UsageError
 from autotune.base.layout import StudyFiles
-from autotune.base.observer import Silent
+from autotune.base.observer import Observer
 from autotune.base.records import CommandRef, Finding, TrialSpec
 from autotune.search import Environment, fork, preview, resume, search
 from autotune.search.setup import _is_alike
@@ -26,7 +26,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-class Told(Silent):
+class Told(Observer):
     def __init__(self) -> None:
         self.sentences: list[str] = []
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from autotune.base.layout import StudyFiles
-from autotune.base.observer import Silent
+from autotune.base.observer import Observer
 from autotune.base.records import Measurement, Outcome, StudySpec, TrialSpec, Value
 from autotune.search import Environment, load_outcome
 from tests.support import FakeClock, Play, ScriptedLauncher, make_measurement, make_probe
@@ -75,7 +75,7 @@ class World:
             self.launchers.append(made)
             return made
 
-        return Environment(Silent(), self.clock, lambda: self.signal, launcher, lambda *_: None)
+        return Environment(Observer(), self.clock, lambda: self.signal, launcher, lambda *_: None)
 
     def spec(self, **changes: object) -> StudySpec:
         fields: dict[str, object] = {"name": "s", "mark": self.mark, "created": "2026-01-01T00:00:00+00:00"}

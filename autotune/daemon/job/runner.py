@@ -389,7 +389,7 @@ EVERY_S = 1.0
 _CONFIG: TypeAdapter[dict[str, Value]] = TypeAdapter(dict[str, Value])
 
 
-class EventLog:
+class EventLog(Observer):
     """An observer that writes every event to a file. Write errors, as on a full disk, are ignored."""
 
     def __init__(self, path: Path, clock: Clock) -> None:

@@ -23,7 +23,7 @@ from waitress.server import TcpWSGIServer
 
 from autotune.base.errors import AutotuneError, DaemonUnreachableError, MachineError, UsageError
 from autotune.base.layout import DaemonFiles, StudyFiles
-from autotune.base.observer import Silent
+from autotune.base.observer import Observer
 from autotune.base.records import ENDED, Config, Job, JobRow, JobState, Running, StudySpec, Trial
 from autotune.daemon.job.runner import tell
 from autotune.daemon.rpc.client import Client
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _TAIL_BYTES = 2**20
 
 
-class Progress(Silent):
+class Progress(Observer):
     """An observer that keeps the latest state of a search.
 
     Attributes:

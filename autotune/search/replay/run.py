@@ -16,7 +16,7 @@ from autotune import stats
 from autotune.base.clock import Clock, VirtualClock
 from autotune.base.errors import InfeasibleError, UsageError
 from autotune.base.layout import StudyFiles
-from autotune.base.observer import Observer, Silent
+from autotune.base.observer import Observer
 from autotune.base.records import (
     SCHEMA_VERSION,
     Beat,
@@ -292,7 +292,7 @@ def replay(
     Raises:
         AutotuneError: as a real search does.
     """
-    observer = observer or Silent()
+    observer = observer or Observer()
     space = space or surface.space
     clock = VirtualClock()
     with tempfile.TemporaryDirectory(dir=_IN_MEMORY if os.access(_IN_MEMORY, os.W_OK) else None) as folder:
@@ -451,7 +451,7 @@ def _standing_json(one: Standing) -> dict[str, object]:
     }
 
 
-class _Noting(Silent):
+class _Noting(Observer):
     """Forwards events to an observer, and records each trial and heat when it ends."""
 
     def __init__(self, observer: Observer, budget: Budget) -> None:
