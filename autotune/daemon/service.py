@@ -156,10 +156,6 @@ class SystemdNotifier:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._address = environment.get("NOTIFY_SOCKET")
-        period = environment.get("WATCHDOG_USEC", "")
-        for_this_process = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
-        #: systemd restarts the service after this many seconds without ``WATCHDOG=1``; ``None``: no watchdog is set.
-        self.watchdog_s = int(period) / 1e6 if period.isdigit() and for_this_process and self._address else None
 
     def notify(self, *lines: str) -> None:
         """Send messages such as ``READY=1`` or ``WATCHDOG=1``. Never raises, since systemd may have gone away."""

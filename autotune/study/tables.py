@@ -12,11 +12,11 @@ import optuna
 
 from autotune.base.errors import AutotuneError, MachineError, UsageError
 from autotune.base.layout import LaunchFiles, StudyFiles
-from autotune.base.records import Fingerprint, StudyHeat, Trial, TrialResult, TrialSpec
+from autotune.base.records import StudyHeat, Trial, TrialResult, TrialSpec
 from autotune.knobs import spell
 from autotune.samplers.sampler import heats_of
 from autotune.study.database import IF_DAMAGED, SharedStudy, name_in, open_to_read, refusal, writing
-from autotune.study.history import BASELINE, FINGERPRINT, SPACE, finished, read_launch, read_launches, slim
+from autotune.study.history import BASELINE, SPACE, finished, read_launch, read_launches, slim
 from autotune.study.request import read_request
 
 if TYPE_CHECKING:
@@ -201,17 +201,6 @@ def read_heats(files: StudyFiles) -> list[StudyHeat]:
     """
     study = _open_to_read(files)
     return [] if study is None else heats_of(study)
-
-
-def read_fingerprint(files: StudyFiles) -> Fingerprint | None:
-    """Return the fingerprint that a study is tied to; ``None`` if there is none yet.
-
-    Raises:
-        MachineError: the study's database cannot be read.
-    """
-    study = _open_to_read(files)
-    fingerprint = None if study is None else study.user_attrs.get(FINGERPRINT)
-    return None if fingerprint is None else Fingerprint.model_validate(fingerprint)
 
 
 def read_choices(files: StudyFiles) -> dict[str, list[str]]:
