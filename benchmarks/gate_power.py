@@ -27,7 +27,7 @@ from autotune.base.clock import SystemClock
 from autotune.base.records import Config, DataRef, Phase, TrainCheck
 from autotune.child.launch import Beats
 from autotune.child.train_check import changed_fraction, take_steps, trainable
-from autotune.search.verify.train_check import judge
+from autotune.search.proof.train_check import judge
 from autotune.training.step import build
 from autotune.workload.contract import Context
 from benchmarks.tables import ResultTable

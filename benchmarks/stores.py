@@ -23,7 +23,7 @@ from autotune.base.records import DataRef, LaunchKind, Measurement, MeasurePlan,
 from autotune.launcher import Launcher, ProcessLauncher
 from autotune.machine.host import read_host
 from autotune.report.sentences import bottleneck_of
-from autotune.search.verify.ceilings import sides_of, verdict, without_store
+from autotune.search.proof.ceilings import sides_of, verdict, without_store
 from autotune.workload.catalog import find_workload
 from autotune.workload.data.sets import ensure_generated, size_bytes
 from benchmarks.launching import measurement_of, plain_config, run

@@ -55,7 +55,7 @@ class LaunchFiles:
 
     @property
     def turns(self) -> Path:
-        """The pipe that tells the agent whose turn it is; see `autotune_agent.turning`."""
+        """The pipe that tells the agent whose turn it is; see `autotune_agent.turns`."""
         return self.folder / "turns.pipe"
 
     @property

@@ -45,7 +45,7 @@ from autotune.child.windows import Watcher
 from autotune.knobs import KNOBS, Scope, spell
 from autotune.knobs.compile_mode import GUESS_S, mode_of
 from autotune.knobs.num_workers import WORKERS, workers_of
-from autotune.launcher import entering
+from autotune.launcher import script_entry
 from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus, with_instances
 from autotune.machine.host import fingerprint, read_host
 from autotune.profile import Conditions, Gives, Measured, Profile, ProfileWorkload, Provenance, Versions, write
@@ -415,7 +415,7 @@ class Tuning:
         self._files = StudyFiles(Path(spec.folder))
         self._launch = LaunchFiles(Path(spec.folder))
         self._script = LiveScript(spec.pid, self._launch.trail)
-        self._in_command = entering.places(spec.words)
+        self._in_command = script_entry.places(spec.words)
         self._order = random.Random(0)
         #: The script's own configuration.
         self._own: Config = {}
@@ -572,7 +572,7 @@ class Tuning:
 
     def _noted(self, config: Config, plan: DeliveryPlan) -> Deliveries | str:
         """Return what the workers of a configuration deliver, or the reason why that is not known."""
-        arguments = entering.doors(config, in_command=self._in_command).get("loader", {})
+        arguments = script_entry.doors(config, in_command=self._in_command).get("loader", {})
         arguments.pop("batch_size", None)
         wanted = self._script.trail.loads + 1
         tell(

@@ -21,14 +21,14 @@ from autotune.base.layout import LaunchFiles
 from autotune.base.records import TRANSIENT, LaunchKind, Phase, TrialResult, TrialSpec, TrialStatus
 from autotune.child.launch import MIN_GAP_S, Beats
 from autotune.child.loop import Measuring, empty_queue, resident_of
-from autotune.launcher.leading import RankProcesses, at_fault
-from autotune.launcher.verdict import tail, unreported
+from autotune.launcher.ending import tail, unreported
+from autotune.launcher.rank_processes import RankProcesses, at_fault
 from autotune.launcher.watch import Logs
 from autotune.machine.host import oom_kill_count, shared_memory
 from autotune.training.feed import Feed, Source
 from autotune.training.step import Step
 
-# A launch of several ranks, from the side of its leader (`autotune.launcher.leading`).
+# A launch of several ranks, from the side of its leader (`autotune.launcher.rank_processes`).
 #
 # The first rank measures, by the code of any launch. The others train beside it until it is done
 # (`autotune.child.ranks`).

@@ -42,7 +42,7 @@ from autotune.knobs.batch_size import KNOB as BATCH_SIZE
 from autotune.knobs.num_workers import WORKERS
 from autotune.knobs.optimizer_impl import KNOB as OPTIMIZER_IMPL
 from autotune.knobs.precision import KNOB as PRECISION
-from autotune.launcher import entering
+from autotune.launcher import script_entry
 from autotune.machine.gpu import NvmlUnavailable, gpus, visible
 from autotune.machine.host import tree_memory_bytes
 from autotune.training.feed import LONGEST_EPOCH_S, MOSTLY_STEADY, NEVER_STEADY
@@ -167,7 +167,7 @@ class _Watched:
         #: Whether windows are whole epochs.
         self._whole = False
         self._pauses = Pauses()
-        self._counts_samples = bool(command.samples_per_step) or BATCH_SIZE.name in entering.set_by(command)
+        self._counts_samples = bool(command.samples_per_step) or BATCH_SIZE.name in script_entry.set_by(command)
         #: Approximate seconds of an epoch; and seconds since the windows began.
         self._epoch_s = self._elapsed_s = 0.0
         #: `SeenLoader.made` when the windows began.
@@ -356,7 +356,7 @@ class _Watched:
         if step.samples is not None and not self._command.samples_per_step:
             self._counts_samples = True
             return step.samples
-        return entering.samples_in_step(self._command, self._spec.config)
+        return script_entry.samples_in_step(self._command, self._spec.config)
 
     def _capacity_per_s(self) -> float | None:
         """Return how many samples per second the loader's workers could deliver, from the time that each takes for a
@@ -432,7 +432,7 @@ def probe_program(spec: TrialSpec, command: CommandRef, beats: Beats) -> Probe:
 
 
 def _probe(spec: TrialSpec, command: CommandRef) -> Probe:
-    in_command = entering.set_by(command)
+    in_command = script_entry.set_by(command)
     others = [knob for name, knob in KNOBS.items() if name not in in_command]
     outside = {
         knob.name: {answer_to(knob, value): NOT_INSIDE for value in knob.values or (knob.minimum, knob.maximum)}
@@ -498,7 +498,7 @@ def probe_command(spec: TrialSpec, beats: Beats, began: float, kept: KeptScript)
         raise AutotuneError(f"{spec.launch} is to run a command and is not told which")
     if command.rate is not None:
         return probe_program(spec, command, beats)
-    in_command = entering.set_by(command)
+    in_command = script_entry.set_by(command)
     # A script that an earlier look has kept.
     kept.end()
     plan, files = DeliveryPlan(), LaunchFiles(Path(spec.folder))
@@ -508,7 +508,7 @@ def probe_command(spec: TrialSpec, beats: Beats, began: float, kept: KeptScript)
         with contextlib.suppress(OSError):
             # Some file systems have no pipes.
             commands = commands_pipe(files)
-    question = entering.question(in_command=in_command)
+    question = script_entry.question(in_command=in_command)
     # With the seed, a script that draws the order of its samples draws the same one in the launches that it is compared
     # with.
     pipe = None if commands is None else files.turns
@@ -533,7 +533,7 @@ def probe_command(spec: TrialSpec, beats: Beats, began: float, kept: KeptScript)
             files.turns.unlink(missing_ok=True)
     if trail.own is None or not trail.own["optimizer"]:
         raise too_short(script)
-    if trail.loader is None and any(flag.knob == BATCH_SIZE.name for flag in entering.flags_of(command.flags)):
+    if trail.loader is None and any(flag.knob == BATCH_SIZE.name for flag in script_entry.flags_of(command.flags)):
         raise WorkloadError(
             "no loader was seen, so nobody would count the samples of other batch sizes",
             advice=f"leave --map {BATCH_SIZE.name} out.",
@@ -561,8 +561,9 @@ def probe_of(
     """Return what is known about a script from what it does by itself.
 
     Args:
-        told: facts and answers of the agent, which was given the plan of `entering.question`. in_command: knobs that
-            the command sets. workload: how the script is called. device: its card, if it trains on one.
+        told: facts and answers of the agent, which was given the plan of `script_entry.question`.
+        in_command: knobs that the command sets. workload: how the script is called.
+        device: its card, if it trains on one.
 
     Raises:
         WorkloadError: autotune does not know the device that it trains on.
@@ -580,7 +581,7 @@ def probe_of(
         "device": device,
     }
     own = {name: value for name, knob in KNOBS.items() if (value := knob.own_outside(facts)) is not None}
-    placed = entering.places(command.words)
+    placed = script_entry.places(command.words)
     # Without a loader the samples are unknown, and rates are in steps.
     own.setdefault(BATCH_SIZE.name, command.samples_per_step or 1)
     offers = {"for-loop": True, "foreach": "foreach" in optimizer, "fused": "fused" in optimizer}

@@ -29,7 +29,7 @@ from autotune.child.launch import Beats
 from autotune.child.readings import Readings
 from autotune.child.script_folders import Refused, View, elsewhere, importing, prepare, silent, temporary_folder
 from autotune.child.trail import SeenStep, Trail, told_deliveries
-from autotune.launcher import entering
+from autotune.launcher import script_entry
 from autotune.launcher.watch import KEPT
 from autotune.machine import system
 from autotune.machine.host import oom_kill_count
@@ -228,7 +228,7 @@ class ScriptProcess:
 
     Args:
         spec: holds the configuration to run it under.
-        asked: the plan for the agent, in place of that configuration; see `entering.question`.
+        asked: the plan for the agent, in place of that configuration; see `script_entry.question`.
         losses: for how many calls of ``backward`` the agent reports the loss.
         seed: seeds the random numbers if the script does not; ``None`` leaves them unseeded.
         commands: path of the pipe that tells the agent whose turn it is, if configurations are to take turns.
@@ -275,7 +275,7 @@ class ScriptProcess:
         self._oom_kills = oom_kill_count()
         self._terminal = Terminal()
         folder, output = prepare(command, files)
-        words = entering.words_of(command, spec.config, output)
+        words = script_entry.words_of(command, spec.config, output)
         temporary = temporary_folder()
         # A trial is not one of the trainings that its user tracks.
         env: Mapping[str, str] = silent(os.environ, temporary or files.folder)
@@ -287,13 +287,13 @@ class ScriptProcess:
             env = importing(env, words, command.folder)
         if command.rate is not None:
             rates_path = tells_in if tells_in is None or self._view is None else self._view.written(tells_in)
-            self.trail: Trail = Readings(files, command, rates_path, entering.samples_in_step(command, spec.config))
+            self.trail: Trail = Readings(files, command, rates_path, script_entry.samples_in_step(command, spec.config))
             # Without a terminal, Python would buffer what the program prints.
             env = {"PYTHONUNBUFFERED": "1", **env}
         else:
             self.trail = Trail(path)
-            in_command = entering.set_by(command)
-            plan = asked or entering.plan(spec.config, spec.launch, in_command=in_command)
+            in_command = script_entry.set_by(command)
+            plan = asked or script_entry.plan(spec.config, spec.launch, in_command=in_command)
             plan = {
                 **plan,
                 "watch": str(path),
@@ -308,7 +308,7 @@ class ScriptProcess:
                 plan["repeats"] = command.repeats
             if deliveries is not None:
                 plan["deliveries"] = told_deliveries(deliveries, files, goes_on=commands is not None)
-            env = entering.entered(env, plan, spec.config, in_command=in_command)
+            env = script_entry.entered(env, plan, spec.config, in_command=in_command)
         # Nothing shows when a program without the agent begins to train: until its first rate, allow it the time of a
         # first step.
         beats.enter(Phase.LOAD if command.rate is None else Phase.COMPILE)
@@ -569,7 +569,7 @@ def _starts_others(process: psutil.Process) -> bool:
     if not words:
         return False
     module = next((name for option, name in pairwise(words[:_MODULE_BEFORE]) if option == "-m"), None)
-    return os.path.basename(entering.python_file(words) or module or words[0]) in _STARTERS
+    return os.path.basename(script_entry.python_file(words) or module or words[0]) in _STARTERS
 
 
 def _has_torch_without_us(pid: int) -> bool:
@@ -581,7 +581,7 @@ def _has_torch_without_us(pid: int) -> bool:
                 if _TORCHS not in Path(f"/proc/{process.pid}/maps").read_bytes():
                     continue
                 folders = process.environ().get("PYTHONPATH", "").split(os.pathsep)
-                if str(entering.FOLDER) not in folders or entering.deaf(process.cmdline()) is not None:
+                if str(script_entry.FOLDER) not in folders or script_entry.deaf(process.cmdline()) is not None:
                     return True
     return False
 
@@ -799,7 +799,7 @@ def under(spec: TrialSpec, command: CommandRef, beats: Beats, kept: KeptScript) 
         # After a failure it is kept, as evidence.
         LaunchFiles(Path(spec.folder)).trail.unlink(missing_ok=True)
         return
-    yield kept.go_on(beats, entering.doors(spec.config, in_command=entering.set_by(command)))
+    yield kept.go_on(beats, script_entry.doors(spec.config, in_command=script_entry.set_by(command)))
     kept.pause()
 
 

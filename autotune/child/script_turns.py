@@ -32,7 +32,7 @@ from autotune.child.windows import Watcher, cards_of, reason_to_discard
 from autotune.knobs import refused_knob
 from autotune.knobs.num_workers import workers_of
 from autotune.knobs.prefetch_factor import prefetch_of
-from autotune.launcher import entering
+from autotune.launcher import script_entry
 from autotune.space import delivery_part
 from autotune.stats import LaunchNoise
 from autotune.stats.racing import PRIORS, Contender
@@ -93,7 +93,7 @@ class ScriptLoaderTurns:
         wanted = trail.loads + 1
         asked_at = self._clock.now()
         self._around.begin()
-        arguments = entering.doors(delivery_part(entrant.config), in_command=set()).get("loader", {})
+        arguments = script_entry.doors(delivery_part(entrant.config), in_command=set()).get("loader", {})
         arguments.pop("batch_size", None)
         tell(self._commands, {"load": {"arguments": arguments, "least_s": self._turn_s}})
         for _ in self._looks:
@@ -191,7 +191,7 @@ def _turns(
         samples_per_step=command.samples_per_step,
         even_steps=plan.even_steps,
     )
-    return ScriptTurns(script, plan.entrants, entering.set_by(command), how, commands, around, beats.enter, clock)
+    return ScriptTurns(script, plan.entrants, script_entry.set_by(command), how, commands, around, beats.enter, clock)
 
 
 @dataclass(frozen=True)
@@ -459,10 +459,10 @@ def _doors(config: Config, own: Config | None, in_command: set[str]) -> dict[str
 
     Loaders other than the one observed first may have other arguments of their own.
     """
-    doors = entering.doors(config, in_command=in_command)
+    doors = script_entry.doors(config, in_command=in_command)
     loader = doors.pop("loader", {})
     if own is not None:
-        same = entering.doors(own, in_command=in_command).get("loader", {})
+        same = script_entry.doors(own, in_command=in_command).get("loader", {})
         changed = {name: value for name, value in loader.items() if same.get(name) != value}
         if changed:
             doors["loader"] = changed

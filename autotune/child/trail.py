@@ -32,7 +32,7 @@ from autotune.knobs import KNOBS, answer_to
 from autotune.knobs.knob import OTHERS
 from autotune.knobs.num_workers import WORKERS
 from autotune.knobs.persistent_workers import KNOB as PERSISTENT_WORKERS
-from autotune.launcher import entering
+from autotune.launcher import script_entry
 from autotune.training.step import open_loader
 
 # Turns what the agent in a script has written (see `autotune_agent.watching`) into steps of a training.
@@ -647,7 +647,7 @@ def deliver(spec: TrialSpec, beats: Beats) -> TrainCheck:
         return TrainCheck(losses=(), finite=True, changed=1.0)
     launch = Launch(spec, beats)
     # Appended only now: nothing else is to be imported from the agent's folder.
-    sys.path.append(str(entering.FOLDER))
+    sys.path.append(str(script_entry.FOLDER))
     from autotune_agent.deliveries import Noting
 
     process = os.getpid()

@@ -25,7 +25,7 @@ from autotune.base.files import write_atomic
 from autotune.base.layout import find_daemon
 from autotune.base.observer import Observer
 from autotune.base.records import SCHEMA_VERSION, StudySpec
-from autotune.launcher.elsewhere import Workers
+from autotune.launcher.remote import Workers
 from autotune.profile import Profile
 from autotune.profile.store import Store
 from autotune.report import best_table

@@ -20,7 +20,7 @@ from autotune.base.records import CommandRef, LiveSpec
 from autotune.cli.options import Map, ScriptFile, study_of, with_script
 from autotune.cli.output import flush_streams
 from autotune.knobs import KNOBS, spell
-from autotune.launcher.entering import (
+from autotune.launcher.script_entry import (
     check_flags,
     entered,
     places,

@@ -22,7 +22,7 @@ from autotune.base.records import SCHEMA_VERSION, DataRef
 from autotune.base.tracking import TrackedRun, Tracker, Tracking
 from autotune.cli.options import Args, Json, Track, typer_option, was_typed
 from autotune.cli.output import print_json, stop_signals
-from autotune.launcher.leading import in_each_rank, without_threads
+from autotune.launcher.rank_processes import in_each_rank, without_threads
 from autotune.machine.cpu_load import Rapl
 from autotune.machine.gpu import CardWatch
 from autotune.machine.host import read_host

@@ -17,7 +17,7 @@ from autotune.base.clock import SystemClock
 from autotune.base.errors import SIGNALS, MachineError, UsageError
 from autotune.base.records import Beat, StudySpec
 from autotune.launcher import ProcessLauncher
-from autotune.launcher.elsewhere import (
+from autotune.launcher.remote import (
     Arrived,
     Errand,
     ErrandEnd,

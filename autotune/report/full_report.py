@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path, PurePath
@@ -9,6 +10,7 @@ from pathlib import Path, PurePath
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from autotune.base.files import write_atomic
 from autotune.base.layout import StudyFiles
 from autotune.base.records import DataRef, Finding, Outcome, Standing, Trial, TrialStatus
 from autotune.knobs import spell
@@ -30,9 +32,9 @@ from autotune.report.document import (
     paragraphs,
     status_cell,
 )
-from autotune.report.formats import FILE_WIDTH, to_text
+from autotune.report.formats import FILE_WIDTH, to_html, to_text
 from autotune.report.machine import failures, machine, where_it_holds
-from autotune.report.material import Material
+from autotune.report.material import Material, read_material
 from autotune.report.pictures import pictures
 from autotune.report.sections import (
     delivers,
@@ -86,6 +88,26 @@ from autotune.space.formatting import (
     trial_rate_text,
 )
 from autotune.study.request import command_of
+
+# Writes ``report.html`` into the folder of a finished study.
+
+
+def leave_page(files: StudyFiles, outcome: Outcome, typed: str) -> str | None:
+    """Write ``report.html``; return an error message, or ``None``. Never raises: the search itself has succeeded.
+
+    Args:
+        typed: the study as a command-line argument, relative to the current folder.
+    """
+    try:
+        material = read_material(files, outcome, typed=typed, folder=Path.cwd())
+        write_atomic(files.report, to_html(report_on(material)))
+    except Exception as error:
+        # An existing report describes an earlier outcome.
+        with contextlib.suppress(OSError):
+            files.report.unlink(missing_ok=True)
+        return f"the report could not be written: {one_line(str(error)) or type(error).__name__}"
+    return None
+
 
 # The full report of a study: request, verdict, evidence, costs, and the next commands.
 

@@ -38,7 +38,7 @@ from autotune.workload.scoring import Scorer
 
 # Ranks the configurations of a study again: by another objective, or under other requirements. Launches nothing.
 
-#: Prefixes of the names of launches that were made in turns (`autotune.search.verify.race`).
+#: Prefixes of the names of launches that were made in turns (`autotune.search.proof.race`).
 _IN_TURNS = ("verify", "narrow", "simpler", "ablate")
 
 

@@ -32,11 +32,11 @@ from autotune.profile import Profile, check, warnings_for
 from autotune.profile.store import differences as differences_here
 from autotune.profile.store import look_here
 from autotune.profile.yaml import CODE, PROFILE
+from autotune.search.proof.final import Final
+from autotune.search.proof.race import MAX_ROUNDS, Comparison, Entrant, Race, ended_from_outside
 from autotune.search.request import check_request, model_of, require_linux
 from autotune.search.setup import Environment, run_of, set_up
 from autotune.search.subject import command_name
-from autotune.search.verify.final import Final
-from autotune.search.verify.race import MAX_ROUNDS, Comparison, Entrant, Race, ended_from_outside
 from autotune.space import key, samples_at_once
 from autotune.space.formatting import percent_text, ratio_text
 from autotune.study.history import read_launches

@@ -24,10 +24,10 @@ from autotune.search.outcome import (
     profile_of,
     raise_if_nothing_compared,
 )
+from autotune.search.proof import Contest, Final, Proof, proof_takes_s, prove, with_likely, without_refuted
+from autotune.search.proof.winner import MAY_BE_FASTER
 from autotune.search.setup import Run, Setup, evicted, winners_elsewhere
 from autotune.search.study_folders import resume_command, study_argument
-from autotune.search.verify import Contest, Final, Proof, proof_takes_s, prove, with_likely, without_refuted
-from autotune.search.verify.winner import MAY_BE_FASTER
 from autotune.space import Space, key
 from autotune.space.formatting import count, describe, unmet_text
 from autotune.space.requirements import Requirements

@@ -36,9 +36,9 @@ from autotune.base.records import (
 )
 from autotune.knobs.num_workers import WORKERS
 from autotune.launcher import Launcher, ProcessLauncher
-from autotune.launcher.elsewhere import RemoteLanes, WorkerFacts, Workers
-from autotune.launcher.entering import flags_of
 from autotune.launcher.lanes import ThreadLanes
+from autotune.launcher.remote import RemoteLanes, WorkerFacts, Workers
+from autotune.launcher.script_entry import flags_of
 from autotune.machine import page_cache
 from autotune.machine.host import fingerprint, read_host
 from autotune.machine.nvml import kept_open

@@ -18,7 +18,7 @@ from pathlib import Path, PurePath
 from autotune.base.errors import ImpossibleError, UsageError, WorkloadError
 from autotune.base.layout import DEFAULT_STUDIES, StudyFiles
 from autotune.base.records import CommandRef, DataRef, LeftFiles, Phase, Probe, StudySpec, Value, WorkloadRef
-from autotune.launcher.entering import check_flags, flags_of, places, python_file, refuse_deaf, set_by, told_values
+from autotune.launcher.script_entry import check_flags, flags_of, places, python_file, refuse_deaf, set_by, told_values
 from autotune.machine.gpu import NvmlUnavailable, gpus, visible
 from autotune.profile import Profile
 from autotune.report.sentences import left_text

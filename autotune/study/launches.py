@@ -36,8 +36,8 @@ from autotune.base.records import (
     WorkloadRef,
 )
 from autotune.launcher import Launcher
-from autotune.launcher.entering import places
 from autotune.launcher.lanes import Lanes, OneLane
+from autotune.launcher.script_entry import places
 from autotune.space import key
 from autotune.study.budget import VERDICT_LAUNCHES, Budget
 from autotune.study.database import SharedStudy

@@ -34,7 +34,7 @@ from typing import Any
 from autotune import stats
 from autotune.base.clock import SystemClock
 from autotune.base.records import CommandRef, DataRef, LaunchKind, MeasurePlan, TrialSpec, Value
-from autotune.launcher import Launcher, ProcessLauncher, entering
+from autotune.launcher import Launcher, ProcessLauncher, script_entry
 from autotune.machine.host import read_host
 from autotune.stats import PRIORS
 from autotune.workload.catalog import find_workload
@@ -164,7 +164,7 @@ def cost(rounds: int) -> ResultTable:
 def _empty_us(trail: Path | None) -> float:
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     if trail is not None:
-        env = entering.entered(env, {"title": "", "settings": [], "watch": str(trail)}, {})
+        env = script_entry.entered(env, {"title": "", "settings": [], "watch": str(trail)}, {})
     done = subprocess.run([sys.executable, "-c", _EMPTY], env=env, check=True, capture_output=True, text=True)
     return float(done.stdout)
 

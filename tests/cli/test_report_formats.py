@@ -9,7 +9,7 @@ import pytest
 
 from autotune.base.layout import StudyFiles
 from autotune.cli.main import run
-from autotune.report import page
+from autotune.report import full_report
 
 from .conftest import Finished
 
@@ -112,7 +112,7 @@ def test_nor_does_one_that_cannot_be_told(
     def fails(_: object) -> str:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(page, "to_html", fails)
+    monkeypatch.setattr(full_report, "to_html", fails)
     study.report.unlink()
     assert run(["resume", study.name, "--json"]) == 0
     captured = capsys.readouterr()

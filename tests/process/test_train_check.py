@@ -8,7 +8,7 @@ import torch
 
 from autotune.base.errors import MachineError
 from autotune.base.records import CheckPlan, LaunchKind, TrialStatus
-from autotune.search.verify.train_check import judge
+from autotune.search.proof.train_check import judge
 from autotune.workload.catalog import find_workload
 from tests.support import make_spec
 

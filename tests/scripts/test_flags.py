@@ -12,7 +12,7 @@ import pytest
 from autotune import profile as profiles
 from autotune.base.errors import AutotuneError, UsageError
 from autotune.base.records import CommandRef, HeatPlan, LaunchKind, MeasurePlan, StudySpec, TrialStatus, Value
-from autotune.launcher import ProcessLauncher, entering
+from autotune.launcher import ProcessLauncher, script_entry
 from autotune.study.request import command_of
 from tests.support import make_spec
 
@@ -34,30 +34,30 @@ def ref(*words: str, own: dict[str, Value] | None = None, **flags: str) -> Comma
 def test_words_come_last_or_in_their_place() -> None:
     config: dict[str, Value] = {"precision": "bf16", "num_workers": 3, "batch_size": 8}
     more = ["--amp", "bfloat16", "--workers", "3"]
-    assert entering.words_of(ref("train", "-v"), config) == ["train", "-v", *more]
-    assert entering.words_of(ref("train", "{flags}", "-b", "{batch_size}"), config) == ["train", *more, "-b", "8"]
-    assert entering.words_of(ref("train", "{flags}"), {}) == ["train"]
+    assert script_entry.words_of(ref("train", "-v"), config) == ["train", "-v", *more]
+    assert script_entry.words_of(ref("train", "{flags}", "-b", "{batch_size}"), config) == ["train", *more, "-b", "8"]
+    assert script_entry.words_of(ref("train", "{flags}"), {}) == ["train"]
     plain = CommandRef(words=("train", "{flags}"), folder="/")
-    assert entering.words_of(plain, config) == ["train"], "a place for words of which there are none"
+    assert script_entry.words_of(plain, config) == ["train"], "a place for words of which there are none"
 
 
 def test_what_a_script_does_by_itself_needs_no_words() -> None:
     command = ref("train", own={"num_workers": 1, "precision": "bf16"})
-    assert entering.words_of(command, {"num_workers": 1, "precision": "fp32"}) == ["train"]
+    assert script_entry.words_of(command, {"num_workers": 1, "precision": "fp32"}) == ["train"]
     # It is named, so it is said.
-    assert entering.words_of(command, {"num_workers": 1, "precision": "bf16"}) == ["train", "--amp", "bfloat16"]
+    assert script_entry.words_of(command, {"num_workers": 1, "precision": "bf16"}) == ["train", "--amp", "bfloat16"]
     # What has no effect is not in a configuration.
     deeper = ref("train", prefetch_factor="--ahead {prefetch_factor}", own={"num_workers": 0})
-    assert entering.words_of(deeper, {"num_workers": 0, "prefetch_factor": 4}) == ["train"]
+    assert script_entry.words_of(deeper, {"num_workers": 0, "prefetch_factor": 4}) == ["train"]
 
 
 def test_what_the_command_sets_is_set_nowhere_else() -> None:
-    in_command = entering.set_by(ref("train", "{batch_size}"))
+    in_command = script_entry.set_by(ref("train", "{batch_size}"))
     assert in_command == {"batch_size", "num_workers", "precision"}
-    assert entering.doors({"precision": "bf16", "num_workers": 3}, in_command=in_command) == {}
+    assert script_entry.doors({"precision": "bf16", "num_workers": 3}, in_command=in_command) == {}
     told = {"alloc_conf": "expandable_segments"}
-    assert "PYTORCH_ALLOC_CONF" in entering.entered({}, {}, told)
-    assert "PYTORCH_ALLOC_CONF" not in entering.entered({}, {}, told, in_command={"alloc_conf"})
+    assert "PYTORCH_ALLOC_CONF" in script_entry.entered({}, {}, told)
+    assert "PYTORCH_ALLOC_CONF" not in script_entry.entered({}, {}, told, in_command={"alloc_conf"})
 
 
 @pytest.mark.parametrize(
@@ -78,15 +78,15 @@ def test_what_the_command_sets_is_set_nowhere_else() -> None:
 )
 def test_what_no_map_can_say_is_one_sentence(flags: dict[str, str], message: str) -> None:
     with pytest.raises(AutotuneError) as raised:
-        entering.flags_of(flags)
+        script_entry.flags_of(flags)
     assert message in str(raised.value) and raised.value.exit_code == 2
 
 
 def test_a_command_says_each_thing_once() -> None:
     with pytest.raises(UsageError, match="both a --map and a place"):
-        entering.check_flags(ref("train", "-j{num_workers}"))
+        script_entry.check_flags(ref("train", "-j{num_workers}"))
     with pytest.raises(UsageError, match="in the command twice"):
-        entering.check_flags(ref("train", "{flags}", "{flags}"))
+        script_entry.check_flags(ref("train", "{flags}", "{flags}"))
 
 
 def test_a_request_keeps_it_and_says_it() -> None:

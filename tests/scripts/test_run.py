@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from autotune.agent.site import autotune_agent
-from autotune.launcher import entering
+from autotune.launcher import script_entry
 
 from .conftest import SCRIPTS, Ran, Runner
 
@@ -283,7 +283,7 @@ def test_a_sitecustomize_of_the_users_own_still_runs(run: Runner) -> None:
     ours, file, path, first = ran.stdout.split()
     assert (ours, file, first) == ("True", str(own / "sitecustomize.py"), str(own))
     # Until something trains, children are let in.
-    assert path == f"{entering.FOLDER}{os.pathsep}{own}"
+    assert path == f"{script_entry.FOLDER}{os.pathsep}{own}"
     train = run(sys.executable, str(SCRIPTS / "train.py"), env={"PYTHONPATH": str(own)})
     assert train.seen["path"] == str(own)
 
@@ -329,11 +329,11 @@ def test_options_of_python_that_are_no_obstacle() -> None:
         ["python3.11", "-m", "a", "-I"],
         ["torchrun", "-I"],
     ):
-        assert entering.deaf(words) is None
-    assert entering.deaf(["python3", "-W", "error", "-I", "t.py"]) == "-I"
+        assert script_entry.deaf(words) is None
+    assert script_entry.deaf(["python3", "-W", "error", "-I", "t.py"]) == "-I"
 
 
 def test_both_sides_name_the_same_variable() -> None:
-    assert autotune_agent.PLAN == entering.PLAN
-    assert (entering.FOLDER / "sitecustomize.py").is_file()
-    assert Path(autotune_agent.__file__).parent.parent == entering.FOLDER
+    assert autotune_agent.PLAN == script_entry.PLAN
+    assert (script_entry.FOLDER / "sitecustomize.py").is_file()
+    assert Path(autotune_agent.__file__).parent.parent == script_entry.FOLDER

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from autotune.launcher import entering
+from autotune.launcher import script_entry
 
 from .conftest import Runner
 
@@ -117,10 +117,10 @@ def test_a_training_goes_on_where_nothing_can_be_compiled(run: Runner) -> None:
 @pytest.mark.slow
 def test_torch_may_be_there_before_the_agent(run: Runner) -> None:
     """As it is where a ``.pth`` file imports it."""
-    enter = f"import sys, torch; sys.path.insert(0, {str(entering.FOLDER)!r}); import sitecustomize"
+    enter = f"import sys, torch; sys.path.insert(0, {str(script_entry.FOLDER)!r}); import sitecustomize"
     (run.folder / "script.py").write_text(f"{BEGIN}train(Network(), 8)\n")
-    told = entering.plan({"precision": "bf16", "batch_size": 8}, "early", in_command={"batch_size"})
-    env = {**os.environ, entering.PLAN: json.dumps(told)}
+    told = script_entry.plan({"precision": "bf16", "batch_size": 8}, "early", in_command={"batch_size"})
+    env = {**os.environ, script_entry.PLAN: json.dumps(told)}
     words = [sys.executable, "-S", "-c", f"{enter}; exec(open('script.py').read())"]
     env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     done = subprocess.run(words, cwd=run.folder, env=env, capture_output=True, text=True, check=False, timeout=100)

@@ -9,7 +9,7 @@ from pathlib import Path
 from autotune.base.clock import VirtualClock
 from autotune.base.records import Beat
 from autotune.launcher import Launcher
-from autotune.launcher.elsewhere import Arrived, Errand, Gone, News, Reported, Returned, WorkerFacts, Workers, Workplace
+from autotune.launcher.remote import Arrived, Errand, Gone, News, Reported, Returned, WorkerFacts, Workers, Workplace
 from tests.support.makers import make_host
 
 

@@ -25,9 +25,9 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, get_wor
 from autotune import stats
 from autotune.base.records import deliveries_of
 from autotune.child.trail import refused_by
-from autotune.launcher import entering
+from autotune.launcher import script_entry
 
-sys.path.append(str(entering.FOLDER))
+sys.path.append(str(script_entry.FOLDER))
 from autotune_agent.deliveries import Noting
 
 # Of more workers than cores.

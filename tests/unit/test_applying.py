@@ -16,7 +16,7 @@ from torch import nn
 from autotune.agent.site.autotune_agent import applying
 from autotune.base.errors import AutotuneError
 from autotune.knobs import KNOBS
-from autotune.launcher import entering
+from autotune.launcher import script_entry
 from autotune.training.step import Switch, apply_model, as_found
 
 LAST = {4: "channels_last", 5: "channels_last_3d"}
@@ -33,7 +33,7 @@ def in_both() -> dict[tuple[str, int], Any]:
         for kind, n in CASES
     ]
     words = [sys.executable, str(Path(__file__).with_name("in_both.py")), json.dumps(told)]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(entering.FOLDER), str(entering.FOLDER.parents[2])])}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(script_entry.FOLDER), str(script_entry.FOLDER.parents[2])])}
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120, env=env)
     assert done.returncode == 0, done.stderr
     return dict(zip(CASES, json.loads(done.stdout), strict=True))

@@ -16,8 +16,15 @@ import torch
 from torch import nn
 
 from autotune.base.errors import MachineError, ResumeRefusedError, WorkloadError
-from autotune.training.whole_training.checkpoints import Checkpoints, check_plain, load_checkpoint, restore, states
-from autotune.training.whole_training.identity import VERSION, Head
+from autotune.training.whole_training.checkpoints import (
+    VERSION,
+    Checkpoints,
+    Head,
+    check_plain,
+    load_checkpoint,
+    restore,
+    states,
+)
 
 HEAD = Head(
     version=VERSION, torch="2", identity={"model": "m"}, mark="m", epochs=2, epoch=0, steps=3, over=False

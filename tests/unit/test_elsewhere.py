@@ -10,7 +10,7 @@ import pytest
 from autotune.base.errors import MachineError
 from autotune.base.layout import LaunchFiles
 from autotune.base.records import CheckPlan, DataRef, LaunchKind, TrialSpec, TrialStatus
-from autotune.launcher.elsewhere import RemoteLanes, WorkerFacts
+from autotune.launcher.remote import RemoteLanes, WorkerFacts
 from autotune.study.history import read_launch
 from autotune.workload.catalog import find_workload
 from tests.support import FakeClock, Play, ScriptedLauncher, ScriptedWorkers, make_host, make_probe, make_spec

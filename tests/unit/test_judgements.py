@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.base.records import Hold, TrainCheck, TrainVerdict
-from autotune.search.verify.train_check import Judgement, covers, held, is_told_by, judge
+from autotune.search.proof.train_check import Judgement, covers, held, is_told_by, judge
 from autotune.space import maths_part
 
 STEPS = 24

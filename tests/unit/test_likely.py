@@ -15,9 +15,9 @@ from autotune.profile import Profile, read
 from autotune.profile.store import Store
 from autotune.report import headline_of
 from autotune.search import resume, search
+from autotune.search.proof.likely import _by_heats
+from autotune.search.proof.race import entrant
 from autotune.search.ranking import profile_from
-from autotune.search.verify.likely import _by_heats
-from autotune.search.verify.race import entrant
 from autotune.study.tables import read_trials
 from tests.support import Play, make_measurement, make_trial
 

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from autotune.launcher import entering
+from autotune.launcher import script_entry
 
 CODE = f"""
 import json, sys
-sys.path.insert(0, {str(entering.FOLDER)!r})
+sys.path.insert(0, {str(script_entry.FOLDER)!r})
 import torch
 from autotune_agent import models
 

@@ -15,10 +15,10 @@ import pytest
 
 from autotune import stats
 from autotune.base.records import Delivered, DeliveredBatch, DeliveredEpoch, deliveries_of
-from autotune.launcher import entering
+from autotune.launcher import script_entry
 
-sys.path.append(str(entering.FOLDER))
-from autotune_agent import looks
+sys.path.append(str(script_entry.FOLDER))
+from autotune_agent import dataset_state
 
 SCRIPT = Path(__file__).parent / "made_up_sets.py"
 
@@ -77,11 +77,11 @@ def test_a_cache_is_told_by_what_it_keeps_and_saves(grown: tuple[str, ...], agai
 
 def test_what_has_not_changed_is_not_said_to_have() -> None:
     held = Held(nan=math.nan, log=logging.getLogger("looked at"), numbers=list(range(1000)), some={1, 2})
-    before = looks.walk({"dataset": held})
+    before = dataset_state.walk({"dataset": held})
     held.log.isEnabledFor(logging.INFO)
-    assert looks.walk({"dataset": held}).changed_since(before) == []
+    assert dataset_state.walk({"dataset": held}).changed_since(before) == []
     held.numbers[999] = 0
-    assert looks.walk({"dataset": held}).changed_since(before) == ["all(dataset.numbers)"]
+    assert dataset_state.walk({"dataset": held}).changed_since(before) == ["all(dataset.numbers)"]
 
 
 def test_a_look_at_connections_leaves_their_mode_as_it_is() -> None:
@@ -91,9 +91,9 @@ def test_a_look_at_connections_leaves_their_mode_as_it_is() -> None:
         with other:
             socket.setdefaulttimeout(10)
             try:
-                places = looks.open_places()
+                places = dataset_state.open_places()
                 one.sendall(b"sample")
-                moved = looks.moved_places(places, looks.open_places())
+                moved = dataset_state.moved_places(places, dataset_state.open_places())
             finally:
                 socket.setdefaulttimeout(before)
             assert one.getblocking() and any("127.0.0.1" in what for what in moved)
@@ -102,7 +102,7 @@ def test_a_look_at_connections_leaves_their_mode_as_it_is() -> None:
 def test_a_pipe_goes_on_whenever_it_is_looked_at() -> None:
     with subprocess.Popen(["true"], stdout=subprocess.PIPE) as child:
         held = Held(lines=child.stdout)
-        assert "the open file" in str(looks.walk({"dataset": held}).is_held())
+        assert "the open file" in str(dataset_state.walk({"dataset": held}).is_held())
 
 
 def test_a_second_loader_with_the_same_indices_shows_a_cache_of_its_own() -> None:

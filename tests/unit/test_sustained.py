@@ -13,8 +13,8 @@ from autotune.report.document import Facts
 from autotune.report.sections import holds
 from autotune.report.sentences import proof_line
 from autotune.search.outcome import _sustained_per_s
-from autotune.search.verify.ceilings import check_holding
-from autotune.search.verify.race import entrant
+from autotune.search.proof.ceilings import check_holding
+from autotune.search.proof.race import entrant
 from autotune.space.formatting import rate_text
 from autotune.space.requirements import ANYTHING
 from tests.support import FakeClock, make_measurement, make_outcome, make_spec, make_standing, make_trial

@@ -7,8 +7,7 @@ import pytest
 from autotune import stats
 from autotune.base.records import Finding, Heat, HeatEntrant, Limit, StudyHeat
 from autotune.search.outcome import break_even_of, conclude, coverage
-from autotune.search.recheck import kept
-from autotune.search.verify.ceilings import (
+from autotune.search.proof.ceilings import (
     DeviceAndLoader,
     bottleneck,
     contradictory,
@@ -16,8 +15,9 @@ from autotune.search.verify.ceilings import (
     verdict,
     without_store,
 )
-from autotune.search.verify.race import Entrant, Race, entrant, finalists
-from autotune.search.verify.winner import Proof
+from autotune.search.proof.race import Entrant, Race, entrant, finalists
+from autotune.search.proof.winner import Proof
+from autotune.search.recheck import kept
 from autotune.space import Space, build_space, simplicity
 from autotune.space.building import SpaceRequest
 from autotune.space.requirements import ANYTHING

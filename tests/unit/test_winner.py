@@ -7,8 +7,8 @@ import pytest
 
 from autotune import stats
 from autotune.base.records import Config, Goal, Measurement
-from autotune.search.verify.race import Comparison, Entrant, entrant
-from autotune.search.verify.winner import tie_between, winner_among
+from autotune.search.proof.race import Comparison, Entrant, entrant
+from autotune.search.proof.winner import tie_between, winner_among
 from autotune.space.requirements import Requirements
 from tests.support import make_measurement, make_trial
 

@@ -28,7 +28,7 @@ from autotune.knobs.non_blocking import KNOB as NON_BLOCKING
 from autotune.knobs.num_workers import KNOB as WORKERS
 from autotune.knobs.optimizer_impl import KNOB as OPTIMIZER
 from autotune.knobs.precision import KNOB as PRECISION
-from autotune.launcher.entering import flags_of, words_of
+from autotune.launcher.script_entry import flags_of, words_of
 from autotune.profile import Profile, learning_rate_line, printable
 from autotune.space import samples_at_once
 from autotune.space.formatting import rate_text, speedup_text

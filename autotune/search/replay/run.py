@@ -38,8 +38,8 @@ from autotune.knobs import spell
 from autotune.knobs.compile_mode import compiles
 from autotune.launcher.lanes import VirtualLanes
 from autotune.launcher.watch import Watch
+from autotune.search.proof import Final, race_winner
 from autotune.search.replay.surface import PARTS, Row, ShownEntrant, Surface, replay_heat
-from autotune.search.verify import Final, race_winner
 from autotune.space import Space, device_part, key, loader_part
 from autotune.space.requirements import ANYTHING, Requirements
 from autotune.study.budget import Budget

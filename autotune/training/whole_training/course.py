@@ -36,6 +36,7 @@ from autotune.training.feed import Collate, length_of, no_batch, workers_and_que
 from autotune.training.short_training import WorkloadTraining
 from autotune.training.step import Step, move
 from autotune.training.whole_training.checkpoints import (
+    VERSION,
     Agreement,
     Checkpoint,
     Checkpoints,
@@ -44,10 +45,14 @@ from autotune.training.whole_training.checkpoints import (
     EpochRow,
     EpochSeeds,
     EpochTally,
+    Head,
+    check,
     check_plain,
     drawing_beside,
     finite,
+    identity_of,
     load_checkpoint,
+    refuse_another,
     restore,
     seed_of,
     seed_of_rank,
@@ -56,7 +61,6 @@ from autotune.training.whole_training.checkpoints import (
     sow_with,
     states,
 )
-from autotune.training.whole_training.identity import VERSION, Head, check, identity_of, refuse_another
 from autotune.workload import contract
 
 # The evaluation after an epoch: `evaluate` over the workload's `validation` set, and its `metric`.

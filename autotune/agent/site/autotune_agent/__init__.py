@@ -29,11 +29,11 @@ def arm(folder: str) -> None:
     if plan is None:
         return
     helps = _is_helper(list(getattr(sys, "orig_argv", sys.argv)))
-    from autotune_agent.arrival import when_imported
+    from autotune_agent.import_hook import when_imported
 
     def act() -> None:
         if helps:
-            from autotune_agent.elsewhere import Elsewhere
+            from autotune_agent.other_processes import Elsewhere
 
             Elsewhere(json.loads(plan), "spawned").install()
             return

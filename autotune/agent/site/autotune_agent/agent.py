@@ -11,14 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 from autotune_agent.deliveries import Noting, Repeating
-from autotune_agent.elsewhere import Elsewhere, spare_workers
 from autotune_agent.facts import is_capturing
 from autotune_agent.loaders import LoaderDoor
 from autotune_agent.models import ModelDoor
 from autotune_agent.optimizers import OptimizerDoor, OwnCode, OwnUpdates
+from autotune_agent.other_processes import Elsewhere, spare_workers
 from autotune_agent.process import ProcessDoor
 from autotune_agent.setting import Setting, safely, say, sentence
-from autotune_agent.turning import Turning
+from autotune_agent.turns import Turning
 from autotune_agent.watching import Watching
 
 #: Steps of one optimizer after which all models of the training have been seen. A GAN may train one of its networks

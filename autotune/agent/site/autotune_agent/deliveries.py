@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import Any, NamedTuple
 
-from autotune_agent import looks
+from autotune_agent import dataset_state
 from autotune_agent.setting import is_of_a_worker
 
 #: How often each batch is drawn from a data set with indices.
@@ -261,9 +261,9 @@ class _Set:
         self.iterable = isinstance(loader.dataset, IterableDataset)
         self.epochs = 0
         self.most: int | None = None
-        self.places = looks.open_places()
-        self.first = looks.Kept()
-        self.kept: looks.Kept | None = None
+        self.places = dataset_state.open_places()
+        self.first = dataset_state.Kept()
+        self.kept: dataset_state.Kept | None = None
         self.is_peek = False
         self._kind = (type(loader.dataset), _length(loader.dataset))
         self._dataset: Callable[[], Any] = lambda: None
@@ -286,15 +286,15 @@ class _Set:
             self._dataset = lambda: data
         self._collate = loader.collate_fn
         if not self.epochs:
-            self.first, self.places = self.walk(), looks.open_places()
+            self.first, self.places = self.walk(), dataset_state.open_places()
 
     def holds(self, dataset: Any) -> bool:
         """Whether it is this object, also in a worker that was forked."""
         return self._dataset() is dataset
 
-    def walk(self) -> looks.Kept:
+    def walk(self) -> dataset_state.Kept:
         """Look at what it keeps."""
-        return looks.walk({"dataset": self._dataset(), "collate_fn": self._collate})
+        return dataset_state.walk({"dataset": self._dataset(), "collate_fn": self._collate})
 
     def opened(self) -> list[list[str]]:
         """Return what is open or running in the process that trains, and was not when its first epoch began: workers
@@ -520,7 +520,7 @@ class _Process:
         self._known = known
         self._seed = deliveries.plan["seed"]
         self._count = 0
-        self._before: tuple[looks.Kept, dict[int, tuple[str, Any]]] | None = None
+        self._before: tuple[dataset_state.Kept, dict[int, tuple[str, Any]]] | None = None
         # Workers exist before the epoch begins.
         epoch = known.epochs - 1 if worker is None else known.epochs
         deliveries.note("fetch", **self._who, n=epoch, states=_states())
@@ -529,7 +529,7 @@ class _Process:
         """Make random numbers depend on the samples of a batch alone while it is made."""
         self._count += 1
         if self._count in _LOOKS:
-            self._before = self._known.walk(), looks.open_places()
+            self._before = self._known.walk(), dataset_state.open_places()
         names = self._names(indices)
         outside = _RandomState()
         outside.seed(_number(self._seed, names))
@@ -550,12 +550,12 @@ class _Process:
             return [self._who["w"] or 0, self._count]
         return _names(indices)
 
-    def _look(self, before: looks.Kept, places: dict[int, tuple[str, Any]]) -> None:
+    def _look(self, before: dataset_state.Kept, places: dict[int, tuple[str, Any]]) -> None:
         state, data_set = self._known.walk(), self._known
         # What a process has opened or made for itself, it shares with no other.
         moved = {path: w for path, w in state.moved_since(before).items() if path in data_set.first.movers}
         shared = {fd: at for fd, at in places.items() if fd in data_set.places and data_set.places[fd][0] == at[0]}
-        files = looks.moved_places(shared, looks.open_places())
+        files = dataset_state.moved_places(shared, dataset_state.open_places())
         what = [[path, words] for path, words in moved.items()]
         what += [["", words] for words in files if words not in moved.values()]
         if what:
@@ -698,7 +698,7 @@ def _add(part: Any, path: str, samples: int, found: dict[str, Any], depth: int) 
                 _add(value, f"{path}[{i}]", samples, found, depth + 1)
     else:
         whole = _of_thing(part)
-        attributes = looks.attributes(path, part) if whole == _UNSEEN else []
+        attributes = dataset_state.attributes(path, part) if whole == _UNSEEN else []
         for name, value in attributes:
             _add(value, name, samples, found, depth + 1)
         if not attributes:

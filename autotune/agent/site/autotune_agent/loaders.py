@@ -14,7 +14,7 @@ from functools import partial, wraps
 from itertools import islice
 from typing import Any
 
-from autotune_agent import looks
+from autotune_agent import dataset_state
 from autotune_agent.deliveries import Noting
 from autotune_agent.facts import batch_size, bytes_in, samples_in, would_run_again
 from autotune_agent.setting import Setting, safely, say
@@ -296,7 +296,7 @@ class LoaderDoor:
         self._compared = compared
         self._rescue = rescue
         #: For loaders whose workers persist because of us: what the data sets kept when the workers were started.
-        self._kept: weakref.WeakKeyDictionary[Any, looks.Kept] = weakref.WeakKeyDictionary()
+        self._kept: weakref.WeakKeyDictionary[Any, dataset_state.Kept] = weakref.WeakKeyDictionary()
         #: The script's own arguments of each loader for training.
         self._own: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
         #: The loader that was iterated over last.
@@ -427,7 +427,7 @@ class LoaderDoor:
     def _set(self, loader: Any) -> None:
         wanted: dict[str, Any] = {}
         needs_look = any("batch_size" not in setting.arguments for setting in self._settings)
-        state = _walk(loader, times=1 if self._compared else _THOROUGH) if needs_look else looks.Kept()
+        state = _walk(loader, times=1 if self._compared else _THOROUGH) if needs_look else dataset_state.Kept()
 
         def want(setting: Setting) -> str | None:
             if "batch_size" in setting.arguments:
@@ -540,7 +540,7 @@ class LoaderDoor:
         loader = None if self._latest is None else self._latest()
         if loader is None:
             return "no loader was seen"
-        moved = looks.moved_places(places, looks.open_places())
+        moved = dataset_state.moved_places(places, dataset_state.open_places())
         if moved:
             return f"{moved[0]} is read while it trains, and workers would share its position"
         return _walk(loader, times=_THOROUGH).is_held()
@@ -651,7 +651,7 @@ def _compare(loader: Any, setting: Setting) -> str | None:
     return None
 
 
-def _why_not(loader: Any, told: dict[str, Any], state: looks.Kept) -> str | None:
+def _why_not(loader: Any, told: dict[str, Any], state: dataset_state.Kept) -> str | None:
     """Return why arguments cannot be set for a loader, as a clause; ``None`` if they can.
 
     Args:
@@ -678,6 +678,6 @@ def _why_not(loader: Any, told: dict[str, Any], state: looks.Kept) -> str | None
     return None
 
 
-def _walk(loader: Any, *, times: int = 1) -> looks.Kept:
+def _walk(loader: Any, *, times: int = 1) -> dataset_state.Kept:
     """Look at what a loader's data set, and the function that makes batches of its samples, keep."""
-    return looks.walk({"dataset": loader.dataset, "collate_fn": loader.collate_fn}, times=times)
+    return dataset_state.walk({"dataset": loader.dataset, "collate_fn": loader.collate_fn}, times=times)

@@ -32,8 +32,8 @@ from autotune.knobs.pin_memory import KNOB as PINNED
 from autotune.knobs.static_graph import KNOB as STATIC_GRAPH
 from autotune.samplers import WARM_COMPILE, cold_compiles, graph
 from autotune.samplers.auto.rates import MOSTLY_DEVICE
-from autotune.search.verify.final import Final
-from autotune.search.verify.race import (
+from autotune.search.proof.final import Final
+from autotune.search.proof.race import (
     Comparison,
     Entrant,
     Race,
@@ -42,7 +42,7 @@ from autotune.search.verify.race import (
     shared_rounds,
     wait_fraction,
 )
-from autotune.search.verify.train_check import held
+from autotune.search.proof.train_check import held
 from autotune.space import Space, canonical, device_part, key, loader_part
 from autotune.space.formatting import figure_text, percent_text, rate_text
 from autotune.study.budget import LEAST_LAUNCHES

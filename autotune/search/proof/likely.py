@@ -18,9 +18,9 @@ from autotune import stats
 from autotune.base.records import Heat, HoldVerdict, Standing, StudyHeat, Trial, TrialStatus
 from autotune.knobs.num_workers import workers_of
 from autotune.samplers.auto.rates import MOSTLY_DEVICE
-from autotune.search.verify.ceilings import FEW_WAITS, HEADROOM
-from autotune.search.verify.data_check import takes_s
-from autotune.search.verify.race import (
+from autotune.search.proof.ceilings import FEW_WAITS, HEADROOM
+from autotune.search.proof.data_check import takes_s
+from autotune.search.proof.race import (
     Comparison,
     Entrant,
     entrant,
@@ -29,8 +29,8 @@ from autotune.search.verify.race import (
     standing,
     wait_fraction,
 )
-from autotune.search.verify.train_check import need_s
-from autotune.search.verify.winner import MAY_BE_FASTER, Contest, Proof, ceiling_s
+from autotune.search.proof.train_check import need_s
+from autotune.search.proof.winner import MAY_BE_FASTER, Contest, Proof, ceiling_s
 from autotune.space import Lessons, Space, device_part, key, loads_as
 from autotune.space.formatting import count
 from autotune.study.agenda import is_device_bound

@@ -27,8 +27,8 @@ from autotune.base.records import (
 from autotune.knobs import KNOBS, Scope
 from autotune.knobs.compile_mode import eager
 from autotune.samplers import WARM_COMPILE
-from autotune.search.verify.final import Final
-from autotune.search.verify.race import Entrant, ended_from_outside
+from autotune.search.proof.final import Final
+from autotune.search.proof.race import Entrant, ended_from_outside
 from autotune.space import Space, canonical, is_checked_by, key, maths_part, samples_at_once
 from autotune.space.formatting import listed
 from autotune.stats import compare_data, plan_beside
@@ -335,7 +335,7 @@ def check_training(
     """Check the finalists. Those that fail drop out of the race.
 
     Finalists that differ only in loader and batch size share one check. Those that compute exactly as the baseline does
-    need none: what their loaders deliver is compared (see `autotune.search.verify.data_check`). If there is no time to
+    need none: what their loaders deliver is compared (see `autotune.search.proof.data_check`). If there is no time to
     compile for the user's batch size, the same configuration is checked without compiling, and the verdict says so.
     """
     groups, share_s = _groups(final, entrants), min(share_s, final.launches.budget.left_s)

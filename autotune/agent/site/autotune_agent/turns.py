@@ -12,9 +12,9 @@ from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
 
+from autotune_agent.dataset_state import open_places
 from autotune_agent.facts import chain
 from autotune_agent.loaders import LoaderDoor
-from autotune_agent.looks import open_places
 from autotune_agent.models import ModelDoor
 from autotune_agent.optimizers import OptimizerDoor
 from autotune_agent.process import ProcessDoor

@@ -19,7 +19,7 @@ from autotune.base.records import (
     Value,
 )
 from autotune.knobs import KNOBS
-from autotune.search.verify.ceilings import (
+from autotune.search.proof.ceilings import (
     ablate,
     bottlenecks,
     check_holding,
@@ -28,9 +28,9 @@ from autotune.search.verify.ceilings import (
     takeover_fits,
     takeover_rounds,
 )
-from autotune.search.verify.data_check import check_data, not_compared, takes_s
-from autotune.search.verify.final import Final
-from autotune.search.verify.race import (
+from autotune.search.proof.data_check import check_data, not_compared, takes_s
+from autotune.search.proof.final import Final
+from autotune.search.proof.race import (
     TARGETS,
     Comparison,
     Entrant,
@@ -40,7 +40,7 @@ from autotune.search.verify.race import (
     peak_bytes,
     shared_rounds,
 )
-from autotune.search.verify.train_check import check_training, covers, is_told_by, need_s, not_checked, train_alike
+from autotune.search.proof.train_check import check_training, covers, is_told_by, need_s, not_checked, train_alike
 from autotune.space import key, maths_part, simplicity
 from autotune.study.budget import LEAST_LAUNCHES
 

@@ -17,9 +17,9 @@ from autotune.base.records import (
     Value,
 )
 from autotune.knobs.persistent_workers import KNOB as PERSISTENT
-from autotune.search.verify.final import Final
-from autotune.search.verify.race import Entrant, ended_from_outside
-from autotune.search.verify.train_check import checked
+from autotune.search.proof.final import Final
+from autotune.search.proof.race import Entrant, ended_from_outside
+from autotune.search.proof.train_check import checked
 from autotune.space import canonical, is_loaders, key, loads_as
 
 #: Seconds that such a launch takes beyond its startup, as a first guess.

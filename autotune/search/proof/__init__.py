@@ -14,8 +14,8 @@
 | what is likely, if nothing is proven? | | `likely` |
 """
 
-from autotune.search.verify.final import Final
-from autotune.search.verify.likely import proof_takes_s, with_likely, without_refuted
-from autotune.search.verify.winner import Contest, Proof, prove, race_winner
+from autotune.search.proof.final import Final
+from autotune.search.proof.likely import proof_takes_s, with_likely, without_refuted
+from autotune.search.proof.winner import Contest, Proof, prove, race_winner
 
 __all__ = ["Contest", "Final", "Proof", "proof_takes_s", "prove", "race_winner", "with_likely", "without_refuted"]
