@@ -39,6 +39,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--start-s", type=float, default=0.0)
 parser.add_argument("--step-s", type=float, default=0.02)
 parser.add_argument("--optimizer", default="SGD")
+parser.add_argument("--workers", type=int, default=0)
 options = parser.parse_args()
 
 class Sleep(nn.Module):
@@ -50,7 +51,8 @@ torch.set_num_threads(1)
 time.sleep(options.start_s)
 model = nn.Sequential(nn.Conv2d(3, 8, 3), Sleep(), nn.Flatten(), nn.Linear(288, 10))
 optimizer = getattr(torch.optim, options.optimizer)(model.parameters(), lr=1e-3)
-loader = DataLoader(TensorDataset(torch.randn(800, 3, 8, 8), torch.arange(800) % 10), batch_size=8, shuffle=True)
+data = TensorDataset(torch.randn(800, 3, 8, 8), torch.arange(800) % 10)
+loader = DataLoader(data, batch_size=8, shuffle=True, num_workers=options.workers)
 for epoch in range(1000):
     for images, labels in loader:
         optimizer.zero_grad()
@@ -172,9 +174,11 @@ def test_nothing_is_kept_that_was_not_asked_for(study: Study) -> None:
 
 
 @pytest.mark.slow
-def test_of_long_steps_one_epoch_is_noted_and_goes_on(study: Study) -> None:
-    # Six batches that are noted take more than three seconds; another epoch would take as long again.
-    study.options = ("--step-s", "0.7")
+@pytest.mark.parametrize("workers", ["0", "4"])
+def test_of_long_steps_one_epoch_is_noted_and_goes_on(study: Study, workers: str) -> None:
+    # Six batches that are noted take more than three seconds; another epoch would take as long again. Four workers have
+    # eight or more ready by then.
+    study.options = ("--step-s", "0.7", "--workers", workers)
     probed = study("probe", LaunchKind.PROBE, keeps=True)
     assert probed.probe is not None, probed.cause
     (noted,) = probed.probe.deliveries.sets

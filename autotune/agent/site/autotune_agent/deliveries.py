@@ -331,8 +331,9 @@ class Order:
         self._drawn: list[Any] = []
         self._number = self._taken = 0
         self._whole = False
-        #: Enough of it has been noted, and yet it goes on.
-        self._stays = False
+        #: Enough of it has been noted, and yet it goes on; ``None`` until that can be told.
+        self._stays: bool | None = False
+        self._first_at = 0.0
 
     def __len__(self) -> int:
         return len(self._sampler)
@@ -353,7 +354,9 @@ class Order:
             is_enough = is_enough or self._is_enough(data_set, time.monotonic() - began)
             if is_enough and data_set.most is None:
                 data_set.most = len(self._drawn) // self._times
-            if is_enough and not self._stays and self._may_end(yielded):
+            if is_enough and self._stays is None and self._taken > 1:
+                self._stays = self._is_slow()
+            if is_enough and self._stays is False and self._may_end(yielded):
                 return
             with stream:
                 indices = next(choices, self)
@@ -364,7 +367,7 @@ class Order:
                 return
             yielded += 1 if is_enough else self._times
             if is_enough:
-                # The epoch goes on, as nothing has been seen of the training yet.
+                # The epoch goes on, as too little has been seen of the training yet.
                 yield indices
                 continue
             for _ in range(self._times):
@@ -380,6 +383,7 @@ class Order:
         self._drawn, self._taken, self._whole = [], 0, False
         known.is_peek = True
         self._number, known.epochs = known.epochs, known.epochs + 1
+        self._stays = False if self._number or not deliveries.plan.get("goes_on") else None
         changed = [] if known.kept is None else known.walk().changed_since(known.kept)
         deliveries.note("epoch", l=known.number, n=self._number, changed=changed)
         if self._number and known.workers:
@@ -405,15 +409,23 @@ class Order:
         slow = timed and drawn >= fewest and seconds > _SLOW * plan["limit_s"]
         if self._number:
             return slow or drawn >= int(plan["second"]) or drawn == known.most
-        # Another epoch would cost as many steps again before any step is measured.
-        self._stays = slow and drawn < least and bool(plan.get("goes_on"))
         return bool(drawn >= most or slow or (drawn >= least and seconds > plan["limit_s"]))
+
+    def _is_slow(self) -> bool:
+        """Whether another epoch would cost so many steps again, before any step is measured, that this one goes on
+        instead. Workers are ahead of the training, so its own steps are timed."""
+        step_s = (time.monotonic() - self._first_at) / (self._taken - 1)
+        least, _ = self._deliveries.plan["batches"]
+        steps = self._times * least
+        return bool(self._taken < steps and steps * step_s > _SLOW * self._deliveries.plan["limit_s"])
 
     def delivered(self, batch: Any) -> None:
         """Note a batch that has been delivered."""
         data_set = self._known
         if data_set is None:
             return
+        if not self._taken:
+            self._first_at = time.monotonic()
         data_set.is_peek &= self._taken + 1 < self._times * _PEEK
         if self._taken >= len(self._drawn):
             self._taken += 1
@@ -432,8 +444,9 @@ class Order:
         self._stay()
 
     def _stay(self) -> None:
-        """Stop noting, if this epoch goes on and nothing more of it is to be noted."""
-        if self._stays and self._taken >= len(self._drawn) and not self._deliveries.is_over:
+        """Stop noting, if this epoch goes on and enough of it has been noted."""
+        enough = min(len(self._drawn), self._times * _FEWEST[0])
+        if self._stays and self._taken >= enough and not self._deliveries.is_over:
             self._deliveries.note("done")
             self._deliveries.is_over = True
 
