@@ -369,6 +369,8 @@ class CostModel:
         #: Samples a second that one process has made: a worker, or the training's own. And the longest first step of an
         #: eager trial.
         self._worker_per_s = self._alone_per_s = self._first_step_s = 0.0
+        #: Seconds of the steps that a launch takes in addition where a script has to be started for it.
+        self._unseen_s = 0.0
         #: Seconds after which a time limit ended compiling in a mode.
         self._at_least_s: dict[str, float] = {}
         self._plain: list[tuple[float, float]] = []
@@ -399,7 +401,8 @@ class CostModel:
         if mode == "off":
             self._first_step_s = max(self._first_step_s, compile_s)
         # At most the warm-up's seconds: the rest belongs to the measuring.
-        wall_s = result.alone_s - min(self.queue_s(config), measurement.warmup_s)
+        self._unseen_s = max(self._unseen_s, result.unseen_s)
+        wall_s = result.alone_s - self._unseen_s - min(self.queue_s(config), measurement.warmup_s)
         wall_s = wall_s if mode == "off" else max(0.0, wall_s - compile_s)
         self._plain.append((wall_s, step_s))
         self._line = None
@@ -440,7 +443,7 @@ class CostModel:
 
     def starts_s(self, config: Config) -> float:
         """Return how long a launch takes until its first step."""
-        return 0.0 if self.follows(config) else self.startup_s
+        return 0.0 if self.follows(config) else self.startup_s + self._unseen_s
 
     def compile_s(self, mode: str, name: str) -> float:
         """Return the expected compile time; infinite if it would exceed its limit.

@@ -333,6 +333,16 @@ class TestSeconds:
         fast.learn(loading, trial(loading, 25.0, rate=5000.0, loader_capacity_per_s=1e6, warmup_s=18.0))
         assert fast.expected_s(BASELINE) < 8
 
+    def test_in_a_script_that_trains_already_there_is_neither_a_start_nor_steps_that_nobody_sees(self) -> None:
+        costs = CostModel()
+        # Steps of three seconds, of which a launch of its own would take four more before anything is seen.
+        costs.learn(
+            BASELINE, trial(BASELINE, 15.0, rate=32 / 3.0, startup_s=2.0).model_copy(update={"within": "probe-1"})
+        )
+        assert costs.expected_s(BASELINE, 32 / 3.0) == pytest.approx(15.0 + 2.0 + 12.0)
+        costs.follows = lambda config: True
+        assert costs.expected_s(BASELINE, 32 / 3.0) == pytest.approx(15.0)
+
     def test_a_failed_trial_teaches_nothing(self) -> None:
         costs = CostModel()
         costs.learn(BASELINE, TrialResult(launch="x", status=TrialStatus.OOM, wall_s=1.0))
