@@ -57,7 +57,6 @@ _TARGET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 #: Options that name a single job, or that follow from a cell's place: the reason why each is refused.
 _OURS = {
     "study": "its study is named by its content",
-    "keep_batch_size": "write `batches`, which are kept",
     **dict.fromkeys(("dry_run", "again", "state_dir", "json"), "it concerns the whole file"),
 }
 #: Options of which a search has one.
@@ -177,8 +176,9 @@ class _Reading:
         return Matrix(self._path, tuple(targets), tuple(cells))
 
     def _cell(self, given: Options, model: Options, at: Place, target: str, batch: int | None) -> Cell:
-        if batch is not None and "batch_size" in given:
-            self._refuse(given["batch_size"][0], "batch-size stands beside batches, which say the same")
+        for name in ("batch_size", "keep_batch_size") if batch is not None else ():
+            if name in given:
+                self._refuse(given[name][0], f"{name.replace('_', '-')} stands beside batches, which say the same")
         words: list[str] = []
         for name, (place, value) in given.items():
             if name not in _TARGETS:

@@ -219,7 +219,7 @@ _AGAIN_TRIALS, _AGAIN_PART = 12, 0.5
 #: A budget with time for fewer launches is short.
 SHORT_LAUNCHES = 12
 #: Time is reserved for showing a gain of this size, as a natural logarithm, in at most this many rounds.
-_PROMISING, _MOST_ROUNDS = 0.03, 4
+PROMISING, _MOST_ROUNDS = 0.03, 4
 
 
 class SearchTime:
@@ -291,10 +291,10 @@ class SearchTime:
         if best is None or baseline is None or not best.rate_per_s or not baseline.rate_per_s:
             return 0.0
         gain, others = math.log(best.rate_per_s / baseline.rate_per_s), len(self._complete.ordered) - 1
-        if gain < _PROMISING and self._follow():
+        if gain < PROMISING and self._follow():
             # Searching on finds a candidate soonest, and what is observed of it there is evidence.
             return 0.0
-        if gain < _PROMISING:
+        if gain < PROMISING:
             # This is for a candidate to come. If there is no time for it, the candidate's launch is some evidence.
             to_come_s = 2 * (2 - self._adopts) * self._usual_s
             fits = self._budget.left_s >= to_come_s + fmean(t.result.alone_s for t in self._complete.ends)

@@ -31,7 +31,7 @@ from autotune.samplers import AutoSampler, Experience, LegalSampler, Searcher, m
 from autotune.space import AT_ONCE, Space, key, loads_as
 from autotune.space.formatting import phrase
 from autotune.space.requirements import ANYTHING, Requirements
-from autotune.study.agenda import Agenda, CompleteTrials, TrialScores, waits_for_the_disk
+from autotune.study.agenda import PROMISING, Agenda, CompleteTrials, TrialScores, waits_for_the_disk
 from autotune.study.budget import SEARCH_SHARE, lack
 from autotune.study.history import History, dealt
 from autotune.study.launches import Launches, Launching, once
@@ -98,8 +98,9 @@ def baseline_failed(result: TrialResult, config: Config) -> AutotuneError:
 #: Launches are in turns if, with what comes between them, they take at most this many times as long as by themselves,
 #: and if none waits for its loader for more than this fraction of the time.
 _TURNS, _WAITS = 5.0, 0.1
-#: Least number of steps of each configuration in a comparison of two: the first step, and three turns.
-_LAST_STEPS = 4
+#: In the last comparison, the least number of steps of each configuration: the first step, and three turns. And how
+#: much slower one may have been that is compared although nothing was faster.
+_LAST_STEPS, _REACH = 4, 0.1
 #: No rate is too low.
 _ANY = 0.0, None
 
@@ -353,21 +354,28 @@ class StudyLoop:
 
     def _begin_last_heat(self) -> bool:
         """If there is no time for launches of both, compare the best so far with the baseline in turns within the
-        script that is already training; return whether that has begun."""
-        best, baseline, time = self._complete.best, self.baseline, self._agenda.time
+        script that is already training; if that hardly gains anything, all that may be as fast, which can show that
+        none is faster. Return whether that has begun."""
+        baseline, time = self.baseline, self._agenda.time
         left_s = self._launches.budget.left_s
-        if best is None or baseline is None or best is baseline or self._was_last or self._launches.even_steps is None:
+        if baseline is None or self._was_last or self._launches.even_steps is None or time.fits_proof:
             return False
-        rates = [trial.rate_per_s or math.inf for trial in (best, baseline)]
-        enough_s = _LAST_STEPS * sum(
-            int(t.config["batch_size"]) / r for t, r in zip((best, baseline), rates, strict=True)
-        )
-        if rates[0] <= rates[1] or time.fits_proof or enough_s > left_s or not self._follows(best.config):
+        own_per_s = baseline.rate_per_s or math.inf
+        others = [t for t in self._complete.ordered if t is not baseline and self._follows(t.config)]
+        if others and (others[0].rate_per_s or 0.0) < own_per_s * (1 + PROMISING):
+            others = [t for t in others if (t.rate_per_s or 0.0) > own_per_s * (1 - _REACH)]
+        else:
+            others = others[:1]
+        step_s = {t.number: int(t.config["batch_size"]) / (t.rate_per_s or math.inf) for t in (baseline, *others)}
+        while others and _LAST_STEPS * sum(step_s[t.number] for t in (baseline, *others)) > left_s:
+            others.pop()
+        if not others:
             return False
         self._was_last = True
         number = max((heat.number for heat in self.history.heats), default=0) + 1
+        entrants = (self.space.baseline, *(t.config for t in others))
         launching = self._launches.heat_launches(
-            f"heat-{number}", (self.space.baseline, best.config), limit_s=left_s, follows=True, all_rounds=True
+            f"heat-{number}", entrants, limit_s=left_s, follows=True, all_rounds=True
         )
         self._run_heat(number, len(self.history.trials), "device", launching)
         return True

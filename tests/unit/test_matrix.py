@@ -19,7 +19,10 @@ from autotune.workload.catalog import find_workload
 
 from .test_profile_store import EXAMPLE, here, profile
 
-KNOWN = ("--model", "--script", "--arg", "--budget", "--data", "--device", "--gres", "--batch-size", "--study")
+KNOWN = (
+    *("--model", "--script", "--arg", "--budget", "--data", "--device", "--gres", "--study"),
+    *("--batch-size", "--keep-batch-size"),
+)
 MATRIX = """\
 defaults: {budget: 30m, data: /data}
 models:
@@ -83,6 +86,7 @@ def test_a_list_of_searches_is_a_matrix_of_one_target(file: Path) -> None:
         (MATRIX.replace("- resnet50", "- {model: [a, b]}"), "line 3: model has one value, not several"),
         (MATRIX.replace("budget: 1h", "budget: [1h, 2h]"), "line 4: budget has one value, not several"),
         (MATRIX.replace("budget: 1h", "batch_size: 8"), "line 4: batch-size stands beside batches"),
+        (MATRIX.replace("budget: 1h", "keep-batch-size: true"), "line 4: keep-batch-size stands beside batches"),
         (MATRIX.replace("mine.py, arg", "mine.py, to: slurm, arg"), "line 4: unknown option 'to'"),
     ],
 )
