@@ -356,7 +356,7 @@ class Knowledge:
         rates = {i: self.rates.seen[i].log_rate for i in self.right}
         best = max(rates.values())
         first = next(i for i in sorted(rates) if rates[i] >= best - least)
-        fruitless = len(self.numbers) - 1 - first + sum(ended > first for ended in self._after)
+        fruitless = len(self.numbers) - 1 - first + sum(ended > self.numbers[first] for ended in self._after)
         known = [all(value in self._values for value in config.items()) for config in configs]
         return np.where(known, 1 / (1 + fruitless), 1.0)
 
