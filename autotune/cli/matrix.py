@@ -159,14 +159,14 @@ class _Reading:
         for name in data:
             if name not in _KEYS:
                 self._refuse((name,), UnknownNameError("key", str(name)[:60], _KEYS))
-        listed = [name for name in ("models", "jobs") if data.get(name)]
-        if len(listed) != 1:
-            problem = "has no models" if not listed else "has both models and jobs, which say the same"
+        listed = [name for name in ("models", "jobs") if name in data]
+        if len(listed) != 1 or not data[listed[0]]:
+            problem = "has both models and jobs, which say the same" if len(listed) > 1 else "has no models"
             raise UsageError(f"{self._path} {problem}", advice=_AGAIN)
         defaults = self._options(data.get("defaults") or {}, ("defaults",), self._known)
         batches = self._batches(data.get("batches"))
-        models = self._models(data, listed[0], defaults)
-        targets = self._targets(data["targets"]) if data.get("targets") else {"here": {}}
+        models = self._models(data[listed[0]], listed[0])
+        targets = self._targets(data["targets"]) if "targets" in data else {"here": {}}
         cells = []
         for place, model in models:
             for batch in batches:
@@ -189,13 +189,15 @@ class _Reading:
         if batch is not None:
             words += [flag("batch_size"), str(batch), flag("keep_batch_size")]
         values = {name: value for name, (_, value) in given.items()}
+        named = next((name for name in _NAMED if values.get(name)), None)
+        if named is None:
+            self._refuse(at, "a model has a name", advice="write `- resnet50` or `- {model: mine.py, …}`.")
+        own_batch = values.get("batch_size")
+        if values.get("keep_batch_size") and type(own_batch) is int:
+            batch = own_batch
         return Cell(
             number=int(at[1]),
-            model=next(
-                str(value) if name == "model" else Path(str(value)).name.split(".")[0]
-                for name in _NAMED
-                if (value := values.get(name))
-            ),
+            model=str(values[named]) if named == "model" else Path(str(values[named])).name.split(".")[0],
             more=", ".join(_said(name, value) for name, (_, value) in model.items() if name not in _APART),
             further=", ".join(
                 _said(name, value)
@@ -210,20 +212,17 @@ class _Reading:
             line=self._line(at),
         )
 
-    def _models(self, data: Mapping[str, Any], listed: str, defaults: Options) -> list[tuple[Place, Options]]:
-        if not isinstance(data[listed], list):
+    def _models(self, data: Any, listed: str) -> list[tuple[Place, Options]]:
+        if not isinstance(data, list):
             self._refuse((listed,), f"{listed} must be a list", advice="write `- resnet50`, a line for each.")
         models: list[tuple[Place, Options]] = []
-        for i, item in enumerate(data[listed]):
+        for i, item in enumerate(data):
             at: Place = (listed, i)
-            options = self._options({"model": item} if isinstance(item, str) else item, at, self._known)
-            if not any({**defaults, **options}.get(name, (at, None))[1] for name in _NAMED):
-                self._refuse(at, "a model has a name", advice="write `- resnet50` or `- {model: mine.py, …}`.")
-            models.append((at, options))
+            models.append((at, self._options({"model": item} if isinstance(item, str) else item, at, self._known)))
         return models
 
     def _targets(self, data: Any) -> dict[str, Options]:
-        if not isinstance(data, dict):
+        if not isinstance(data, dict) or not data:
             self._refuse(("targets",), "targets must have names", advice="write `here: {}`, a line for each.")
         targets = {}
         for name, options in data.items():
@@ -431,7 +430,7 @@ def cells_of(path: Path, root: Any, *, to: str = "daemon", given: Sequence[str] 
         given: words of options that apply unless the file overrides them.
 
     Raises:
-        UsageError: the file is no matrix, or a cell's request is invalid.
+        UsageError: the file is malformed, or a cell's request is invalid.
     """
     commands = root.command.commands
     options = {word for name in ("submit", "search") for parameter in commands[name].params for word in parameter.opts}
@@ -461,7 +460,7 @@ def _content(request: JobRequest, allocation: Allocation, to: str) -> str:
         *(sorted(request.sources.items()), request.studies_dir, request.gpu, request.cores, request.host_memory_bytes),
         *(to, allocation.partition, allocation.gres, allocation.cpus, allocation.memory_bytes),
         *(sorted(allocation.more.items()), sorted(allocation.environment.items())),
-        *([request.replay] if request.replay is not None else []),
+        *([hashlib.sha256(Path(request.replay).read_bytes()).hexdigest()] if request.replay is not None else []),
     ]
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 

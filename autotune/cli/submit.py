@@ -132,14 +132,17 @@ def _as_json(plan: Plan, job: str | None) -> Mapping[str, object]:
 
 
 def _print(plans: Sequence[Plan], names: Mapping[str, str], *, dry_run: bool) -> None:
-    columns = [Column(title, no_wrap=True) for title in ("model", "batch", "target")]
+    columns = [
+        *(Column(title, no_wrap=True) for title in ("model", "batch", "target")),
+        Column("with", overflow="fold"),
+    ]
     last = [Column("job", no_wrap=True), Column("why", overflow="fold")]
     table = FittingTable(*columns, *last, box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for plan in plans:
         cell = plan.asked.cell
         job = "-" if plan.study is None else f"to {plan.asked.to}" if dry_run else names[plan.study]
         batch = "any" if cell.batch is None else str(cell.batch)
-        table.add_row(Text(model_name(cell.model)), batch, cell.target, Text(job), Text(plan.why))
+        table.add_row(Text(model_name(cell.model)), batch, cell.target, Text(cell.more), Text(job), Text(plan.why))
     print_rich(table)
     queued = sum(plan.study is not None for plan in plans)
     left = f"; {count(len(plans) - queued, 'cell')} left out" if queued < len(plans) else ""

@@ -31,6 +31,7 @@ from autotune.base.records import (
     TrialStatus,
     Value,
 )
+from autotune.base.records.launch import UNSEEN_STEPS
 from autotune.knobs.compile_mode import GUESS_S, mode_of
 from autotune.knobs.num_workers import workers_of
 from autotune.space import Lessons, Space, canonical, device_part, distance, is_idle, key, queued_batches
@@ -369,8 +370,6 @@ class CostModel:
         #: Samples a second that one process has made: a worker, or the training's own. And the longest first step of an
         #: eager trial.
         self._worker_per_s = self._alone_per_s = self._first_step_s = 0.0
-        #: Seconds of the steps that a launch takes in addition where a script has to be started for it.
-        self._unseen_s = 0.0
         #: Seconds after which a time limit ended compiling in a mode.
         self._at_least_s: dict[str, float] = {}
         self._plain: list[tuple[float, float]] = []
@@ -401,8 +400,7 @@ class CostModel:
         if mode == "off":
             self._first_step_s = max(self._first_step_s, compile_s)
         # At most the warm-up's seconds: the rest belongs to the measuring.
-        self._unseen_s = max(self._unseen_s, result.unseen_s)
-        wall_s = result.alone_s - self._unseen_s - min(self.queue_s(config), measurement.warmup_s)
+        wall_s = result.alone_s - min(self.queue_s(config), measurement.warmup_s)
         wall_s = wall_s if mode == "off" else max(0.0, wall_s - compile_s)
         self._plain.append((wall_s, step_s))
         self._line = None
@@ -424,9 +422,10 @@ class CostModel:
 
     def plain_s(self, config: Config, rate_per_s: float | None = None) -> float:
         """Return the approximate duration of a trial without compiling; see `expected_s`."""
-        fixed_s, steps = self.line
+        fixed_s, _ = self.line
         step_s = self.usual_step_s if rate_per_s is None else int(config["batch_size"]) / rate_per_s
-        return max(0.0, fixed_s - self.startup_s + self.starts_s(config)) + steps * step_s + self.queue_s(config)
+        fixed_s = max(0.0, fixed_s - self.startup_s + self.starts_s(config))
+        return fixed_s + self.steps_of(config) * step_s + self.queue_s(config)
 
     def queue_s(self, config: Config) -> float:
         """Return how long it takes to empty the loader's queue, and to give its memory back: of a full queue, or of
@@ -441,9 +440,14 @@ class CostModel:
             samples = min(samples, workers * made_per_s * first_s)
         return samples * self._sample_bytes / EMPTIED_BYTES_PER_S
 
+    def steps_of(self, config: Config) -> float:
+        """Return how many steps a trial takes beside its fixed seconds: fewer in a script that trains already."""
+        _, steps = self.line
+        return max(0.0, steps - UNSEEN_STEPS) if self.follows(config) else steps
+
     def starts_s(self, config: Config) -> float:
         """Return how long a launch takes until its first step."""
-        return 0.0 if self.follows(config) else self.startup_s + self._unseen_s
+        return 0.0 if self.follows(config) else self.startup_s
 
     def compile_s(self, mode: str, name: str) -> float:
         """Return the expected compile time; infinite if it would exceed its limit.

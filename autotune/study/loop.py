@@ -361,7 +361,11 @@ class StudyLoop:
         if baseline is None or self._was_last or self._launches.even_steps is None or time.fits_proof:
             return False
         own_per_s = baseline.rate_per_s or math.inf
-        others = [t for t in self._complete.ordered if t is not baseline and self._follows(t.config)]
+        # A configuration that was tried again counts once, as its best.
+        own = key(self.space.baseline)
+        distinct = {key(t.config): t for t in reversed(self._complete.ordered)}
+        others = [t for t in self._complete.ordered if distinct[key(t.config)] is t and key(t.config) != own]
+        others = [t for t in others if self._follows(t.config)]
         if others and (others[0].rate_per_s or 0.0) < own_per_s * (1 + PROMISING):
             others = [t for t in others if (t.rate_per_s or 0.0) > own_per_s * (1 - _REACH)]
         else:

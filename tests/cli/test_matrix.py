@@ -1,4 +1,4 @@
-"""What `autotune submit MATRIX.yaml` and `autotune profiles MATRIX.yaml` make of a file, without a daemon."""
+"""What `autotune submit FILE.yaml` and `autotune profiles MATRIX.yaml` make of a file, without a daemon."""
 
 from __future__ import annotations
 

@@ -38,12 +38,15 @@ from torch.utils.data import DataLoader, TensorDataset
 parser = argparse.ArgumentParser()
 parser.add_argument("--start-s", type=float, default=0.0)
 parser.add_argument("--step-s", type=float, default=0.02)
+parser.add_argument("--first-s", type=float, default=0.0)
 parser.add_argument("--optimizer", default="SGD")
 parser.add_argument("--workers", type=int, default=0)
 options = parser.parse_args()
 
 class Sleep(nn.Module):
     def forward(self, outputs):
+        time.sleep(options.first_s)
+        options.first_s = 0.0
         time.sleep(options.step_s / (2 if outputs.dtype == torch.bfloat16 else 1))
         return outputs
 
@@ -171,6 +174,13 @@ def test_nothing_is_kept_that_was_not_asked_for(study: Study) -> None:
     assert not study.launcher.keeps
     found = study("trial-0", LaunchKind.MEASURE, follows=True)
     assert (found.status, found.within) == (TrialStatus.COMPLETE, None), found.cause
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["0", "4"])
+def test_one_slow_step_makes_no_slow_training(study: Study, workers: str) -> None:
+    study.options = ("--first-s", "4", "--workers", workers)
+    kept(study)
 
 
 @pytest.mark.slow

@@ -58,6 +58,10 @@ def test_each_cell_is_a_command_line(file: Path) -> None:
 def test_a_list_of_searches_is_a_matrix_of_one_target(file: Path) -> None:
     file.write_text("defaults: {budget: 5m, arg: [a=1, b=2]}\njobs: [resnet50, {script: train.py, budget: 1h}]")
     first, second = read_matrix(file, KNOWN, ("--arg",)).cells
+    file.write_text(
+        "jobs: [{model: resnet50, batch-size: 64, keep-batch-size: true}, {model: resnet50, batch-size: 64}]"
+    )
+    assert [cell.batch for cell in read_matrix(file, KNOWN, ("--arg",)).cells] == [64, None]
     assert (first.model, first.target, first.batch) == ("resnet50", "here", None)
     assert " ".join(first.words) == "--budget 5m --arg a=1 --arg b=2 --model resnet50"
     assert (second.model, " ".join(second.words)) == ("train", "--budget 1h --arg a=1 --arg b=2 --script train.py")
@@ -69,6 +73,9 @@ def test_a_list_of_searches_is_a_matrix_of_one_target(file: Path) -> None:
         ("models: {", r"is not YAML \(line 1\)"),
         ("[]", "has no models"),
         ("jobs: []", "has no models"),
+        ("jobs: [resnet50]\nmodels:", "has both models and jobs"),
+        ("jobs: [resnet50]\ntargets:", "line 2: targets must have names"),
+        ("jobs: [resnet50]\ntargets: {a: {model: ''}}", "line 1: a model has a name"),
         ("jobs: [{set: {compile_mode: null}}]", "line 1: unknown option 'set'"),
         ("jobs: [{model: x}]\nbudget: 5m", "line 2: unknown key 'budget'"),
         ("jobs: [resnet50]\nmodels: [resnet50]", "has both models and jobs"),

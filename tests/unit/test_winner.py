@@ -1,16 +1,19 @@
 """Choosing the winner, from rounds for which it is known."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import SimpleNamespace
 
 import pytest
 
 from autotune import stats
-from autotune.base.records import Config, Goal, Measurement
-from autotune.search.proof.race import Comparison, Entrant, entrant
-from autotune.search.proof.winner import tie_between, winner_among
-from autotune.space.requirements import Requirements
-from tests.support import make_measurement, make_trial
+from autotune.base.records import Config, Goal, KnobPart, Measurement, MeasurePlan, TrialResult
+from autotune.search.proof.ceilings import takeover_fits, takeover_rounds
+from autotune.search.proof.race import Comparison, Entrant, Race, entrant
+from autotune.search.proof.winner import set_back_useless, tie_between, winner_among
+from autotune.space import Space, build_space
+from autotune.space.building import SpaceRequest
+from autotune.space.requirements import ANYTHING, Requirements
+from tests.support import make_host, make_measurement, make_probe, make_trial
 
 BASELINE: Config = {"batch_size": 32, "compile_mode": "off", "num_workers": 0}
 COMPILED = {**BASELINE, "compile_mode": "default"}
@@ -146,3 +149,95 @@ def test_the_leanest_of_about_the_fastest_wins() -> None:
     assert won(of_memory(4, raced(0, BASELINE, *around(149))), fast, lean, rate_within=0.02, score=least_memory)[
         0
     ].config == dict(BASELINE)
+
+
+class Launched:
+    """Launches of ten seconds, with the rate of each configuration; an earlier run has made those named in ``kept``.
+
+    Attributes:
+        names: the launches that were made, in order.
+    """
+
+    plan = MeasurePlan()
+
+    def __init__(self, rate: Callable[[Config], float], left_s: float, kept: Collection[str] = ()) -> None:
+        self._rate, self._kept = rate, kept
+        self.budget = SimpleNamespace(left_s=left_s, spent_s=0.0)
+        self.names: list[str] = []
+
+    def finished(self, name: str, config: Config) -> TrialResult | None:
+        return make_trial(0, dict(config), self._rate(config)).result if name in self._kept else None
+
+    def run_outside(self, kind: object, name: str, title: str, config: Config, plan: object) -> TrialResult:
+        self.names.append(name)
+        self.budget.left_s -= 10.0
+        return make_trial(0, dict(config), self._rate(config)).result
+
+
+def race_of(space: Space, launches: Launched, winner: Config) -> tuple[Race, Entrant]:
+    """Return a race in which the winner has been launched twice, in turns with the baseline."""
+    final = SimpleNamespace(
+        device="cpu",
+        space=space,
+        launches=launches,
+        observer=SimpleNamespace(says=lambda sentence: None),
+        raise_if_stopped=lambda: None,
+        scorer=None,
+        required=ANYTHING,
+        compiled_s={},
+        by_rate=True,
+        rate_within=0.0,
+    )
+    one = entrant(make_trial(1, dict(winner)))
+    race = Race(final, [entrant(make_trial(0, dict(space.baseline))), one])  # type: ignore[arg-type]
+    for _ in range(2):
+        race.round(race.entrants)
+    launches.names.clear()
+    return race, one
+
+
+def test_a_variant_that_is_known_to_be_faster_comes_before_a_simpler_one_that_is_not_slower() -> None:
+    space = build_space(make_probe(), make_host(), SpaceRequest())
+    winner = {**space.baseline, "precision": "bf16", "memory_format": "channels_last", "optimizer_impl": "fused"}
+
+    def rate(config: Config) -> float:
+        """channels_last costs a tenth; the optimizer's gain shows only without it."""
+        if config["precision"] != "bf16":
+            return 100.0
+        if config["memory_format"] == "channels_last":
+            return 200.0
+        return 220.0 if config["optimizer_impl"] == "fused" else 202.0
+
+    race, one = race_of(space, Launched(rate, 1000.0), winner)
+    parts = [
+        KnobPart(knob="memory_format", value="channels_last", baseline_value="contiguous", gain=(0.91, 0.9, 0.92)),
+        KnobPart(knob="optimizer_impl", value="fused", baseline_value="for-loop", gain=(1.0, 0.99, 1.01)),
+    ]
+    found = set_back_useless(race, one, parts)
+    assert (found.config["memory_format"], found.config["optimizer_impl"]) == ("contiguous", "fused")
+
+
+def test_a_takeover_that_an_earlier_run_has_launched_takes_no_time() -> None:
+    space = build_space(make_probe(), make_host(), SpaceRequest())
+    winner = {**space.baseline, "precision": "bf16", "memory_format": "channels_last"}
+    config = {**winner, "memory_format": "contiguous"}
+    name = "00001-without-memory_format"
+    for kept, fits in (
+        ((), False),
+        # Those of the ablation are others.
+        ((f"ablate-{name}-3", f"ablate-{name}-4"), False),
+        ((f"simpler-{name}-3", f"simpler-{name}-4"), True),
+    ):
+        race, one = race_of(space, Launched(lambda config: 100.0, 40.0, kept), winner)
+        assert race.final.launches.budget.left_s == 0
+        race.purpose = "ablate"
+        variant = Entrant(config, one.trial, expected_s=10.0, label="without memory_format")
+        assert [len(racing) for racing in takeover_rounds(race, one, variant)] == [3, 3]
+        assert takeover_fits(race, one, variant) == fits
+    race, one = race_of(space, Launched(lambda config: 100.0, 200.0), winner)
+    variant = Entrant(config, one.trial, expected_s=10.0, label="without memory_format")
+    assert takeover_fits(race, one, variant)
+    race.round([one, variant])
+    race.round([one, variant])
+    # With the winner it has been compared.
+    assert [len(racing) for racing in takeover_rounds(race, one, variant)] == [2, 2]

@@ -516,7 +516,7 @@ class Hold(Record):
 
 
 #: Steps that a script takes at its start until anything is seen of it, and which one that trains already does not.
-_UNSEEN_STEPS = 4
+UNSEEN_STEPS = 4
 
 
 class TrialResult(Record):
@@ -579,14 +579,7 @@ class TrialResult(Record):
         """Seconds that it takes as a launch of its own, which would have to start the script."""
         if self.within is None or self.measurement is None:
             return self.wall_s
-        return self.wall_s + self.measurement.startup_s + self.unseen_s
-
-    @property
-    def unseen_s(self) -> float:
-        """Seconds of the first steps of a launch of its own; 0 if it is one."""
-        if self.within is None or self.measurement is None:
-            return 0.0
-        return _UNSEEN_STEPS * self.measurement.mean_step_s
+        return self.wall_s + self.measurement.startup_s + UNSEEN_STEPS * self.measurement.mean_step_s
 
     @model_validator(mode="before")
     @classmethod

@@ -121,7 +121,8 @@ class Offers:
         Args:
             rates_per_s: expected rate of each, ``(N,)``; ``None`` to assume the step time of the median trial.
         """
-        fixed_s, steps = costs.line
+        fixed_s, _ = costs.line
+        steps = np.array([costs.steps_of(config) for config in self.pool.configs])
         steps_s = np.full(len(self), costs.usual_step_s) if rates_per_s is None else self.pool.batches / rates_per_s
         starts_s = np.array([costs.starts_s(config) for config in self.pool.configs])
         fixed_each_s: Array = np.maximum(0.0, fixed_s - costs.startup_s + starts_s)

@@ -466,6 +466,8 @@ def _sustained_per_s(hold: Hold | None, winner: Entrant) -> float | None:
 
 
 _MAX_ROUNDS = 4
+#: First word of the names of the launches after which a variant takes the winner's place.
+TAKEOVER = "simpler"
 #: Name of the heat, and the number of turns or steps that a variant is expected to take in it.
 _HEAT, _HEAT_ROUNDS = "ablate-heat", 10
 #: Largest fraction of the time that a training with workers may wait for them if its gains are to come from a heat:
@@ -642,19 +644,21 @@ def _run(race: Race, winner: Entrant, variants: Sequence[Entrant], share_s: floa
     race.entrants += tested
     for _ in range(_MAX_ROUNDS):
         racing = [e for e in racing if e.out is None]
-        if any(_is_ahead(race, winner, one) and takeover_fits(race, winner, one) for one in tested):
-            # Whether it can take the winner's place matters more than a narrower gain; there may be no time for both.
-            break
         left_s = min(share_s - (budget.spent_s - began), budget.left_s) - reserve_s
-        if not any(e in tested for e in racing) or race.round_s(racing) > max(0.0, left_s):
+        next_s = race.round_s(racing)
+        if not any(e in tested for e in racing) or next_s > max(0.0, left_s):
+            break
+        # Whether one can take the winner's place matters more than a narrower gain. There may be no time for both.
+        if next_s and any(_is_ahead(race, winner, one) and takeover_fits(race, winner, one) for one in tested):
             break
         race.round(racing)
 
 
 def _is_ahead(race: Race, winner: Entrant, variant: Entrant) -> bool:
-    """Return whether a variant of the winner is shown to be faster than it."""
+    """Return whether a variant of the winner is shown to be faster than it, if the rate is what counts."""
     compared = race.compared()
-    return variant.out is None and compared.in_turns(winner, variant) and compared.ratio(winner, variant)[2] < 1
+    is_compared = race.final.by_rate and variant.out is None and compared.in_turns(winner, variant)
+    return is_compared and compared.ratio(winner, variant)[2] < 1
 
 
 def takeover_rounds(race: Race, winner: Entrant, variant: Entrant) -> list[list[Entrant]]:
@@ -670,7 +674,8 @@ def takeover_rounds(race: Race, winner: Entrant, variant: Entrant) -> list[list[
 def takeover_fits(race: Race, winner: Entrant, variant: Entrant) -> bool:
     """Return whether there is time for these rounds. Those of an earlier run of the study cost nothing, even if it has
     spent the budget."""
-    needed_s = sum(race.round_s(racing, n) for n, racing in enumerate(takeover_rounds(race, winner, variant)))
+    rounds = takeover_rounds(race, winner, variant)
+    needed_s = sum(race.round_s(racing, n, TAKEOVER) for n, racing in enumerate(rounds))
     return needed_s <= max(0.0, race.final.launches.budget.left_s)
 
 

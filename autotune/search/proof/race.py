@@ -615,16 +615,16 @@ class Race:
             self._earlier_s = sum(result.wall_s for result in launches if result is not None)
         return self._earlier_s
 
-    def _finished(self, one: Entrant, number: int) -> TrialResult | None:
+    def _finished(self, one: Entrant, number: int, purpose: str | None = None) -> TrialResult | None:
         """Return the result of a launch that an earlier run of the study completed, if any."""
-        return self.final.launches.finished(self._name(one, number), one.config)
+        return self.final.launches.finished(self._name(one, number, purpose), one.config)
 
     def has_run(self, one: Entrant) -> bool:
         """Return whether an earlier run of the study launched an entrant for the current purpose."""
         return any(self._finished(one, number) is not None for number in _NUMBERS)
 
-    def _was_begun(self, racing: Sequence[Entrant], number: int) -> bool:
-        return any(self._finished(e, number) is not None for e in racing)
+    def _was_begun(self, racing: Sequence[Entrant], number: int, purpose: str | None = None) -> bool:
+        return any(self._finished(e, number, purpose) is not None for e in racing)
 
     def _choose_racing(self, share_s: float, left_s: float) -> list[Entrant]:
         """Return the entrants to race within the given time."""
@@ -696,13 +696,17 @@ class Race:
             one.out = f"ended as {result.status} when it was launched again: {result.cause}"
             final.observer.says(f"{one.title} {one.out}")
 
-    def _name(self, one: Entrant, number: int) -> str:
-        return f"{self.purpose}-{one.name}-{number}"
+    def _name(self, one: Entrant, number: int, purpose: str | None = None) -> str:
+        return f"{purpose or self.purpose}-{one.name}-{number}"
 
-    def round_s(self, racing: Sequence[Entrant], after: int = 0) -> float:
+    def round_s(self, racing: Sequence[Entrant], after: int = 0, purpose: str | None = None) -> float:
         """Estimate the duration of the next round, or of one after so many others. A round that an earlier run of the
-        study began takes no time."""
-        return 0.0 if self._was_begun(racing, self._number + 1 + after) else expected_s(racing)
+        study began takes no time.
+
+        Args:
+            purpose: that of the round; ``None`` for the current one.
+        """
+        return 0.0 if self._was_begun(racing, self._number + 1 + after, purpose) else expected_s(racing)
 
     def _drop_unfit(self, compared: Comparison) -> None:
         """Drop entrants that, judging by several launches, do not meet the requirements."""

@@ -20,6 +20,7 @@ from autotune.base.records import (
 )
 from autotune.knobs import KNOBS
 from autotune.search.proof.ceilings import (
+    TAKEOVER,
     ablate,
     bottlenecks,
     check_holding,
@@ -122,8 +123,8 @@ def set_back_useless(
     """Return the winner with the knobs that were not shown to matter set back, if a measurement confirms this; else the
     winner itself.
 
-    All of them are set back together. If there is no time for that, or if some of them matter in combination, they are
-    set back one after the other, the least useful first.
+    One without which the winner is shown to be faster comes first. Then all of them are set back together; if there is
+    no time for that, or if some of them matter in combination, one after the other, the least useful first.
 
     Args:
         passes: checks a simpler configuration that is as good; returns whether it may take the winner's place.
@@ -131,6 +132,11 @@ def set_back_useless(
     target = TARGETS[race.final.device]
     gains = {p.knob: p.gain for p in parts if p.gain is not None and p.gain[1] <= 1 and p.gain[0] <= 1 + target}
     useless = sorted(gains, key=lambda name: gains[name][0])
+    for name in [name for name in useless[:1] if gains[name][2] < 1]:
+        faster = _simpler(race, winner, [name])
+        if faster is not None and passes(faster):
+            winner = faster
+            useless.remove(name)
     simplest = _simpler(race, winner, useless)
     if simplest is not None and passes(simplest):
         return simplest
@@ -164,7 +170,7 @@ def _entrant(race: Race, winner: Entrant, config: dict[str, Value]) -> Entrant:
 def _as_good(race: Race, winner: Entrant, simpler: Entrant) -> bool:
     """Race a simpler configuration against the winner and the baseline; return whether the race shows it to be better
     than the baseline, and does not show it to be worse than the winner."""
-    race.purpose = "simpler"
+    race.purpose = TAKEOVER
     if not takeover_fits(race, winner, simpler):
         return False
     if simpler not in race.entrants:

@@ -42,6 +42,8 @@ _PEEK = 2
 #: This many batches of a first epoch and of a later one are enough where they take `_SLOW` times the limit of a first
 #: one, as the training takes a step for each. Three show whether samples are kept.
 _FEWEST, _SLOW = (3, 2), 3
+#: Number of steps after the first one that tell whether steps are slow.
+_TIMED = 2
 #: Batches at which a process looks at what its data set keeps, the first time and once more.
 _LOOKS = (1, 4)
 
@@ -333,7 +335,7 @@ class Order:
         self._whole = False
         #: Enough of it has been noted, and yet it goes on; ``None`` until that can be told.
         self._stays: bool | None = False
-        self._first_at = 0.0
+        self._second_at = 0.0
 
     def __len__(self) -> int:
         return len(self._sampler)
@@ -354,7 +356,7 @@ class Order:
             is_enough = is_enough or self._is_enough(data_set, time.monotonic() - began)
             if is_enough and data_set.most is None:
                 data_set.most = len(self._drawn) // self._times
-            if is_enough and self._stays is None and self._taken > 1:
+            if is_enough and self._stays is None and self._taken > _TIMED:
                 self._stays = self._is_slow()
             if is_enough and self._stays is False and self._may_end(yielded):
                 return
@@ -413,8 +415,9 @@ class Order:
 
     def _is_slow(self) -> bool:
         """Whether another epoch would cost so many steps again, before any step is measured, that this one goes on
-        instead. Workers are ahead of the training, so its own steps are timed."""
-        step_s = (time.monotonic() - self._first_at) / (self._taken - 1)
+        instead. Workers are ahead of the training, so its own steps are timed, without the first one. The next batch is
+        asked for when the step with the last one has ended."""
+        step_s = (time.monotonic() - self._second_at) / (self._taken - 1)
         least, _ = self._deliveries.plan["batches"]
         steps = self._times * least
         return bool(self._taken < steps and steps * step_s > _SLOW * self._deliveries.plan["limit_s"])
@@ -424,8 +427,8 @@ class Order:
         data_set = self._known
         if data_set is None:
             return
-        if not self._taken:
-            self._first_at = time.monotonic()
+        if self._taken == 1:
+            self._second_at = time.monotonic()
         data_set.is_peek &= self._taken + 1 < self._times * _PEEK
         if self._taken >= len(self._drawn):
             self._taken += 1

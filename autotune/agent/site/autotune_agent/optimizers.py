@@ -265,10 +265,8 @@ class OptimizerDoor:
         self._first: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
         #: Whether, as the script has it, a gradient scaler leaves scale and overflow to the optimizer.
         self._scales: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-        # The hooks of a subclass whose step calls that of its parent run twice. A step that raises never ends, so the
-        # outermost one is known by its frame, too.
+        # The hooks of a subclass whose step calls that of its parent run twice.
         self._inside: Any = None
-        self._frame: FrameType | None = None
 
     def install(self) -> None:
         """Act before and after the steps of all optimizers."""
@@ -284,8 +282,9 @@ class OptimizerDoor:
             safely(self._begins, optimizer, sys._getframe(1))
 
     def _begins(self, optimizer: Any, frame: FrameType) -> None:
-        if self._inside is None or not _is_within(self._frame, frame):
-            self._inside, self._frame = optimizer, frame
+        # A step that has raised never ends, and is not among the callers of the next one.
+        if self._inside is None or not _is_nested(frame):
+            self._inside = optimizer
         if optimizer in self._steps or not self._begin():
             return
         self._steps[optimizer] = 0
@@ -373,17 +372,19 @@ class OptimizerDoor:
 
     def _ended(self, optimizer: Any) -> None:
         if self._inside is optimizer:
-            self._inside = self._frame = None
+            self._inside = None
             if optimizer in self._steps:
                 self._steps[optimizer] += 1
                 self._stepped(optimizer, self._steps[optimizer])
 
 
-def _is_within(outer: FrameType | None, frame: FrameType | None) -> bool:
-    """Return whether a frame was called from another, however deep."""
-    while frame is not None and frame is not outer:
-        frame = frame.f_back
-    return frame is not None
+def _is_nested(frame: FrameType) -> bool:
+    """Return whether code was called, however deep, by the same code: PyTorch's wrapper around the steps of all
+    optimizers."""
+    outer = frame.f_back
+    while outer is not None and outer.f_code is not frame.f_code:
+        outer = outer.f_back
+    return outer is not None
 
 
 def _facts(optimizer: Any) -> dict[str, Any]:
