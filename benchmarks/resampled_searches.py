@@ -18,7 +18,7 @@ from autotune import stats
 from autotune.base.layout import StudyFiles
 from autotune.base.observer import Observer
 from autotune.base.records import DataRef, Goal, LaunchKind, Measurement, Trial, TrialSpec, WorkloadRef
-from autotune.search.proof import Contest, Final, Proof, prove
+from autotune.search.proof import Contest, Proof, ProofContext, prove
 from autotune.space import Space, SpaceRequest, build_space
 from autotune.study.budget import Budget
 from autotune.study.launches import LaunchConditions, Launches, once
@@ -133,9 +133,9 @@ class Searches:
             score = self._scorer.score(result.measurement)
             trials.append(Trial(number=number, config=config, result=result, score=score))
         best_first = sorted(trials, key=lambda t: -(t.score or 0.0))
-        final = Final(space, launches, self._scorer, Observer(), stop=lambda: None)
-        contest, noise = Contest(final, trials[0]), stats.PRIORS["cpu"]
-        contest.enter(final, contest.choose(best_first, noise), trials[-1].number)
+        context = ProofContext(space, launches, self._scorer, Observer(), stop=lambda: None)
+        contest, noise = Contest(context, trials[0]), stats.PRIORS["cpu"]
+        contest.enter(context, contest.choose(best_first, noise), trials[-1].number)
         return prove(contest, noise)
 
     def _script(self, setting: Setting) -> Callable[[TrialSpec], Play]:

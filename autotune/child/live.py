@@ -572,7 +572,7 @@ class Tuning:
 
     def _noted(self, config: Config, plan: DeliveryPlan) -> Deliveries | str:
         """Return what the workers of a configuration deliver, or the reason why that is not known."""
-        arguments = script_entry.doors(config, in_command=self._in_command).get("loader", {})
+        arguments = script_entry.door_arguments(config, in_command=self._in_command).get("loader", {})
         arguments.pop("batch_size", None)
         wanted = self._script.trail.loads + 1
         tell(

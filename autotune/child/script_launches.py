@@ -508,7 +508,7 @@ def probe_command(spec: TrialSpec, beats: Beats, began: float, kept: KeptScript)
         with contextlib.suppress(OSError):
             # Some file systems have no pipes.
             commands = commands_pipe(files)
-    question = script_entry.question(in_command=in_command)
+    question = script_entry.probe_plan(in_command=in_command)
     # With the seed, a script that draws the order of its samples draws the same one in the launches that it is compared
     # with.
     pipe = None if commands is None else files.turns
@@ -561,7 +561,7 @@ def probe_of(
     """Return what is known about a script from what it does by itself.
 
     Args:
-        told: facts and answers of the agent, which was given the plan of `script_entry.question`.
+        told: facts and answers of the agent, which was given the plan of `script_entry.probe_plan`.
         in_command: knobs that the command sets. workload: how the script is called.
         device: its card, if it trains on one.
 

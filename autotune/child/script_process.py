@@ -228,7 +228,7 @@ class ScriptProcess:
 
     Args:
         spec: holds the configuration to run it under.
-        asked: the plan for the agent, in place of that configuration; see `script_entry.question`.
+        asked: the plan for the agent, in place of that configuration; see `script_entry.probe_plan`.
         losses: for how many calls of ``backward`` the agent reports the loss.
         seed: seeds the random numbers if the script does not; ``None`` leaves them unseeded.
         commands: path of the pipe that tells the agent whose turn it is, if configurations are to take turns.
@@ -293,7 +293,7 @@ class ScriptProcess:
         else:
             self.trail = Trail(path)
             in_command = script_entry.set_by(command)
-            plan = asked or script_entry.plan(spec.config, spec.launch, in_command=in_command)
+            plan = asked or script_entry.agent_plan(spec.config, spec.launch, in_command=in_command)
             plan = {
                 **plan,
                 "watch": str(path),
@@ -308,7 +308,7 @@ class ScriptProcess:
                 plan["repeats"] = command.repeats
             if deliveries is not None:
                 plan["deliveries"] = told_deliveries(deliveries, files, goes_on=commands is not None)
-            env = script_entry.entered(env, plan, spec.config, in_command=in_command)
+            env = script_entry.agent_environment(env, plan, spec.config, in_command=in_command)
         # Nothing shows when a program without the agent begins to train: until its first rate, allow it the time of a
         # first step.
         beats.enter(Phase.LOAD if command.rate is None else Phase.COMPILE)
@@ -799,7 +799,7 @@ def under(spec: TrialSpec, command: CommandRef, beats: Beats, kept: KeptScript) 
         # After a failure it is kept, as evidence.
         LaunchFiles(Path(spec.folder)).trail.unlink(missing_ok=True)
         return
-    yield kept.go_on(beats, script_entry.doors(spec.config, in_command=script_entry.set_by(command)))
+    yield kept.go_on(beats, script_entry.door_arguments(spec.config, in_command=script_entry.set_by(command)))
     kept.pause()
 
 

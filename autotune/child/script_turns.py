@@ -93,7 +93,7 @@ class ScriptLoaderTurns:
         wanted = trail.loads + 1
         asked_at = self._clock.now()
         self._around.begin()
-        arguments = script_entry.doors(delivery_part(entrant.config), in_command=set()).get("loader", {})
+        arguments = script_entry.door_arguments(delivery_part(entrant.config), in_command=set()).get("loader", {})
         arguments.pop("batch_size", None)
         tell(self._commands, {"load": {"arguments": arguments, "least_s": self._turn_s}})
         for _ in self._looks:
@@ -459,10 +459,10 @@ def _doors(config: Config, own: Config | None, in_command: set[str]) -> dict[str
 
     Loaders other than the one observed first may have other arguments of their own.
     """
-    doors = script_entry.doors(config, in_command=in_command)
+    doors = script_entry.door_arguments(config, in_command=in_command)
     loader = doors.pop("loader", {})
     if own is not None:
-        same = script_entry.doors(own, in_command=in_command).get("loader", {})
+        same = script_entry.door_arguments(own, in_command=in_command).get("loader", {})
         changed = {name: value for name, value in loader.items() if same.get(name) != value}
         if changed:
             doors["loader"] = changed

@@ -29,8 +29,8 @@ from autotune.cli.job_request import (
 )
 from autotune.cluster.slurm_queue import Allocation
 from autotune.profile import Profile, plain_data
+from autotune.profile.in_force import Row, Slot, has_default_size, on_hardware
 from autotune.profile.schema import shown
-from autotune.profile.store import Row, Slot, has_default_size, on_hardware
 from autotune.report.listing import gain_text, stale_text
 from autotune.space.formatting import model_name
 from autotune.study.request import read_request

@@ -27,7 +27,7 @@ from autotune.base.observer import Observer
 from autotune.base.records import SCHEMA_VERSION, StudySpec
 from autotune.launcher.remote import Workers
 from autotune.profile import Profile
-from autotune.profile.store import Store
+from autotune.profile.in_force import Store
 from autotune.report import best_table
 from autotune.report.formats import FILE_WIDTH
 from autotune.report.panel import observer_for

@@ -20,7 +20,7 @@ from autotune.cli.matrix import ENDINGS, Asked, Cell, cells_of
 from autotune.cli.options import Json, refuse_group_options
 from autotune.cli.output import print_json, print_rich
 from autotune.profile import dump, store
-from autotune.profile.store import Exchanged, Row, Slot, Store, look_here
+from autotune.profile.in_force import Exchanged, Row, Slot, Store, look_here
 from autotune.report.document import FittingTable, Line
 from autotune.report.listing import GridCell, GridTable, ProfileGrid, gain_text, grid_of, stale_text
 from autotune.space.formatting import count, model_name, rate_text

@@ -21,11 +21,11 @@ from autotune.cli.options import Map, ScriptFile, study_of, with_script
 from autotune.cli.output import flush_streams
 from autotune.knobs import KNOBS, spell
 from autotune.launcher.script_entry import (
+    agent_environment,
+    agent_plan,
     check_flags,
-    entered,
     places,
-    plan,
-    question,
+    probe_plan,
     refuse_deaf,
     set_by,
     told_values,
@@ -100,7 +100,7 @@ def command(
     check_flags(ref)
     _refuse_untold(ref, promised)
     in_command = set_by(ref)
-    instructions = plan(
+    instructions = agent_plan(
         config,
         name,
         in_command=in_command,
@@ -110,7 +110,7 @@ def command(
     sentence = unlike_the_search(words, promised)
     if sentence is not None:
         typer.echo(f"autotune: {name}: {sentence}", err=True)
-    _become(words_of(ref, config), entered(os.environ, instructions, config, in_command=in_command))
+    _become(words_of(ref, config), agent_environment(os.environ, instructions, config, in_command=in_command))
 
 
 def _promised(profile: Path | None, study: str, studies: Path, trial: int | None) -> tuple[Profile, str]:
@@ -164,12 +164,12 @@ def _beside(words: list[str], allow: tuple[str, ...], expect_s: float, studies: 
     files = numbered_folder(f"{ref.name}-live", studies)
     launch = LaunchFiles(files.folder)
     instructions = {
-        **question(in_command=set()),
+        **probe_plan(in_command=set()),
         "watch": str(launch.trail),
         "commands": str(launch.turns),
         "live": True,
     }
-    env = entered(os.environ, instructions, {})
+    env = agent_environment(os.environ, instructions, {})
     spec = LiveSpec(
         folder=str(files.folder), pid=os.getpid(), words=tuple(words), workload=ref, allow=allow, expect_s=expect_s
     )

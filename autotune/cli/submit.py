@@ -25,7 +25,7 @@ from autotune.cli.output import print_json, print_rich
 from autotune.cluster.slurm_commands import require_sbatch
 from autotune.cluster.slurm_queue import SlurmQueue
 from autotune.daemon.rpc.client import Client
-from autotune.profile.store import Store, look_here
+from autotune.profile.in_force import Store, look_here
 from autotune.report.document import FittingTable
 from autotune.space.formatting import count, model_name
 

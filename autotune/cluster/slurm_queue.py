@@ -21,7 +21,7 @@ from autotune.base.parsing import duration_s, duration_text, size_bytes
 from autotune.base.records import ENDED, SCHEMA_VERSION, Finding, JobRequest, JobRow, JobState, Outcome, Record
 from autotune.cluster.slurm_commands import SlurmView, complaint, require_sbatch, sacct, scancel, squeue
 from autotune.cluster.slurm_run import WARNING, StudyRun
-from autotune.profile.store import Store, look_here
+from autotune.profile.in_force import Store, look_here
 from autotune.search import SearchResult, load_outcome, new_study
 from autotune.search.request import check_request
 from autotune.space.formatting import standing_text

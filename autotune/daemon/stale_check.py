@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from autotune.profile.store import Store, look_here, rematch_baseline, stale_rows
+from autotune.profile.in_force import Store, look_here, rematch_baseline, stale_rows
 
 
 def main(arguments: list[str]) -> int:

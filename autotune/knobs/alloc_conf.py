@@ -54,7 +54,7 @@ class AllocConf(Knob):
     def phrase(self, value: Value) -> str:
         return "default allocator" if value == "default" else str(value)
 
-    def at_door(self, value: Value) -> tuple[Door, dict[str, Any]]:
+    def script_door(self, value: Value) -> tuple[Door, dict[str, Any]]:
         # The environment says it all.
         return "process", {}
 

@@ -40,7 +40,7 @@ class BatchSize(Knob):
     own_options = (OwnOption(like=r"b|bs|batch|.*batch_?size.*"),)
     expected = {"device": {None: Expected(0.08, 0.12)}, "loader": {None: Expected(0.0, 0.05)}}
 
-    def at_door(self, value: Value) -> tuple[Door, dict[str, Any]]:
+    def script_door(self, value: Value) -> tuple[Door, dict[str, Any]]:
         """Where it is compared with the script's own; it is not set."""
         return "loader", {"batch_size": int(value)}
 

@@ -120,7 +120,7 @@ class CompileMode(Knob):
         # Which mode it has asked for is not seen.
         return "default" if facts["model"].get("compiled") else self.default
 
-    def at_door(self, value: Value) -> tuple[Door, dict[str, Any]] | None:
+    def script_door(self, value: Value) -> tuple[Door, dict[str, Any]] | None:
         if value in CUDAGRAPH_MODES:
             return None
         return "model", {"compile": None if value == self.default else str(value)}

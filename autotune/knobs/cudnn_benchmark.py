@@ -53,7 +53,7 @@ class CudnnBenchmark(Knob):
     def own_outside(self, facts: Mapping[str, Any]) -> Value | None:
         return bool(facts["process"].get("cudnn_benchmark"))
 
-    def at_door(self, value: Value) -> tuple[Door, dict[str, Any]]:
+    def script_door(self, value: Value) -> tuple[Door, dict[str, Any]]:
         return "process", {"cudnn_benchmark": bool(value)}
 
     def apply_process(self, value: Value) -> None:

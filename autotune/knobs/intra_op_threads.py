@@ -54,7 +54,7 @@ class IntraOpThreads(Knob):
         found: Value | None = facts["process"].get("threads")
         return found
 
-    def at_door(self, value: Value) -> tuple[Door, dict[str, Any]]:
+    def script_door(self, value: Value) -> tuple[Door, dict[str, Any]]:
         return "process", {"threads": int(value)}
 
     def read_process(self) -> int:

@@ -188,7 +188,7 @@ class Knob:
             value has in a training of its own. See `read_process`, `switch_model` and `is_in_force`.
         searched: False for a condition, which takes part only where the user states values of it.
         needs: the knob without which this one has no effect: this one is inactive while the other is 0, False or "off".
-        not_outside: why the agent in somebody else's script cannot set a value there (see `at_door`), as a clause.
+        not_outside: why the agent in somebody else's script cannot set a value there (see `script_door`), as a clause.
         own_options: what options of scripts that set the knob are called.
         inactive: why the knob has no effect at all in some places.
         refusals: why single values are not possible in some places; the first that applies is reported.
@@ -322,7 +322,7 @@ class Knob:
     def apply_exchange(self, model: DistributedDataParallel, value: Value) -> None:
         """Configure the exchange of gradients, before the first step."""
 
-    def at_door(self, value: Value) -> tuple[Door, dict[str, Any]] | None:
+    def script_door(self, value: Value) -> tuple[Door, dict[str, Any]] | None:
         """Return where the agent in a script sets a value, and what it is told; ``None`` if it cannot."""
         options = self.loader_options(value)
         return ("loader", options) if options else None

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from autotune.agent.site.autotune_agent import applying
+from autotune.agent.site.autotune_agent import in_place
 from autotune.base.records import Value
 from autotune.knobs.knob import Door, Expected, Knob, Maths, OwnOption, Refusal, Scope, StepPlan
 
@@ -53,12 +53,12 @@ class MemoryFormat(Knob):
         ),
         # `Module.to`, which profiles are exported with, asks for one format of all of them.
         Refusal(
-            applying.MIXED,
+            in_place.MIXED,
             lambda facts, value: facts.probe.mixed_formats,
             ("channels_last", "channels_last_3d"),
         ),
         Refusal(
-            applying.SHARED,
+            in_place.SHARED,
             lambda facts, value: facts.probe.shared_memory,
             ("channels_last", "channels_last_3d"),
         ),
@@ -70,23 +70,23 @@ class MemoryFormat(Knob):
 
     def apply_model(self, model: nn.Module, value: Value) -> nn.Module:
         if value != "contiguous":
-            applying.lay_out(model, str(value))
+            in_place.lay_out(model, str(value))
         return model
 
     def switch_model(self, model: nn.Module, optimizer: torch.optim.Optimizer, value: Value) -> None:
-        applying.lay_out(model, str(value))
-        applying.follow_formats(optimizer)
+        in_place.lay_out(model, str(value))
+        in_place.follow_formats(optimizer)
 
     def is_in_force(self, model: nn.Module, optimizer: torch.optim.Optimizer, value: Value) -> bool:
-        layout = applying.torch_format(str(value))
+        layout = in_place.torch_format(str(value))
         held = [*model.parameters(), *(h for state in optimizer.state.values() for h in state.values())]
-        has_format = (tensor for tensor in held if applying.may_have_format(tensor, str(value)))
+        has_format = (tensor for tensor in held if in_place.may_have_format(tensor, str(value)))
         return all(tensor.is_contiguous(memory_format=layout) for tensor in has_format)
 
     def own_outside(self, facts: Mapping[str, Any]) -> Value | None:
-        return next((name for name in applying.DIMENSIONS if facts["model"].get(name)), self.default)
+        return next((name for name in in_place.DIMENSIONS if facts["model"].get(name)), self.default)
 
-    def at_door(self, value: Value) -> tuple[Door, dict[str, Any]]:
+    def script_door(self, value: Value) -> tuple[Door, dict[str, Any]]:
         return "model", {"memory_format": str(value)}
 
     def is_refused(self, value: Value, message: str) -> bool:
@@ -112,14 +112,14 @@ def has_volumes(model: nn.Module) -> bool:
 
 def mixes_formats(model: nn.Module) -> bool:
     """Return whether a model has weights or buffers of four and of five dimensions, which no one format is for."""
-    return bool(applying.mixes_dimensions(model))
+    return bool(in_place.mixes_dimensions(model))
 
 
 def shares_memory(model: nn.Module) -> bool:
     """Return whether weights, gradients or buffers that a format is for do not have their memory alone."""
-    return bool(applying.shares_memory(model))
+    return bool(in_place.shares_memory(model))
 
 
 def dimensions_of(value: Value) -> int:
     """Return the number of dimensions of the tensors that a format is for; 0 for none."""
-    return int(applying.dimensions_of(str(value)))
+    return int(in_place.dimensions_of(str(value)))

@@ -18,7 +18,7 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from autotune.agent.site.autotune_agent import applying
+from autotune.agent.site.autotune_agent import in_place
 from autotune.base.records import Value
 from autotune.knobs.knob import Door, Expected, Knob, Maths, OwnOption, Refusal, Scope, SiteFacts
 
@@ -56,7 +56,7 @@ class OptimizerImpl(Knob):
         return f"{value} optimizer"
 
     def apply_optimizer(self, optimizer: torch.optim.Optimizer, value: Value) -> None:
-        applying.set_implementation(optimizer, _flags(value))
+        in_place.set_implementation(optimizer, _flags(value))
 
     def own_outside(self, facts: Mapping[str, Any]) -> Value | None:
         own = facts["optimizer"]
@@ -65,7 +65,7 @@ class OptimizerImpl(Knob):
         own_choice = facts["device"] == "cuda" and "foreach" in own if own.get("foreach") is None else own["foreach"]
         return "foreach" if own_choice else "for-loop"
 
-    def at_door(self, value: Value) -> tuple[Door, dict[str, Any]]:
+    def script_door(self, value: Value) -> tuple[Door, dict[str, Any]]:
         return "optimizer", _flags(value)
 
     def switch_model(self, model: nn.Module, optimizer: torch.optim.Optimizer, value: Value) -> None:

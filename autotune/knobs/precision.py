@@ -124,7 +124,7 @@ class Precision(Knob):
         elif "fp32" in answers and own.get(self.name) != "fp32":
             answers["tf32"] = answers["fp32"]
 
-    def at_door(self, value: Value) -> tuple[Door, dict[str, Any]] | None:
+    def script_door(self, value: Value) -> tuple[Door, dict[str, Any]] | None:
         if value == "fp16":
             return None
         if value == "tf32":

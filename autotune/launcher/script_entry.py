@@ -196,7 +196,7 @@ def _added(command: CommandRef, config: Config) -> Iterator[str]:
             yield from filled(flag.words, config)
 
 
-def plan(
+def agent_plan(
     config: Config, title: str, *, in_command: set[str], own: Config | None = None, compared: bool = False
 ) -> dict[str, Any]:
     """Return the agent's plan: each knob of a configuration with the door at which it is set, or why it is not set.
@@ -214,7 +214,7 @@ def plan(
     return {"title": title, "settings": settings, "compared": compared}
 
 
-def question(*, in_command: set[str]) -> dict[str, Any]:
+def probe_plan(*, in_command: set[str]) -> dict[str, Any]:
     """Return a plan by which the agent sets nothing, but reports which values of all knobs could be set.
 
     For numbers, only the minimum and the maximum are tried: whether one can be set depends only on whether it is 0.
@@ -230,7 +230,7 @@ def question(*, in_command: set[str]) -> dict[str, Any]:
     return {"title": "", "settings": settings}
 
 
-def doors(config: Config, *, in_command: set[str]) -> dict[str, dict[str, Any]]:
+def door_arguments(config: Config, *, in_command: set[str]) -> dict[str, dict[str, Any]]:
     """Return the arguments for each door when a running script is switched to a configuration.
 
     Args:
@@ -238,7 +238,7 @@ def doors(config: Config, *, in_command: set[str]) -> dict[str, dict[str, Any]]:
     """
     arguments: dict[str, dict[str, Any]] = {}
     for name, value in canonical(config).items():
-        at = None if name in in_command or name not in KNOBS else KNOBS[name].at_door(value)
+        at = None if name in in_command or name not in KNOBS else KNOBS[name].script_door(value)
         if at is not None:
             arguments.setdefault(at[0], {}).update(at[1])
     return arguments
@@ -255,7 +255,7 @@ def _setting(name: str, value: Value, in_command: bool) -> dict[str, Any]:
     }
     if in_command:
         return {**setting, "done": 1}
-    at = knob.at_door(value)
+    at = knob.script_door(value)
     if at is None:
         return {**setting, "refused": _refusal(knob)}
     door, arguments = at
@@ -266,7 +266,7 @@ def _refusal(knob: Knob) -> str:
     return knob.not_outside or "it cannot be set from outside"
 
 
-def entered(
+def agent_environment(
     env: Mapping[str, str], told: Mapping[str, Any], config: Config, *, in_command: Set[str] = frozenset()
 ) -> dict[str, str]:
     """Return an environment in which the agent enters every Python process, with the variables that a configuration

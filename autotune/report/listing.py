@@ -18,7 +18,7 @@ from autotune.base.records import Config, Fingerprint, Measurement, Trial, Trial
 from autotune.knobs import KNOBS, spell
 from autotune.knobs.knob import ONE_RANK
 from autotune.profile import Profile
-from autotune.profile.store import HARDWARE, Row, Slot, has_default_size, on_hardware
+from autotune.profile.in_force import HARDWARE, Row, Slot, has_default_size, on_hardware
 from autotune.report.document import FittingTable, Line, new_table, pairs, status_cell
 from autotune.space import Choice, Space
 from autotune.space.formatting import (

@@ -29,10 +29,10 @@ from autotune.knobs import spell
 from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
 from autotune.machine.gpu import SLOWDOWNS
 from autotune.profile import Profile, check, warnings_for
-from autotune.profile.store import differences as differences_here
-from autotune.profile.store import look_here
+from autotune.profile.in_force import differences as differences_here
+from autotune.profile.in_force import look_here
 from autotune.profile.yaml import CODE, PROFILE
-from autotune.search.proof.final import Final
+from autotune.search.proof.context import ProofContext
 from autotune.search.proof.race import MAX_ROUNDS, Comparison, Entrant, Race, ended_from_outside
 from autotune.search.request import check_request, model_of, require_linux
 from autotune.search.setup import Environment, run_of, set_up
@@ -234,11 +234,11 @@ def recheck(
         if refused is not None:
             return _impossible(profile, refused, setup.fingerprint)
         launches = setup.launches()
-        final = Final(setup.space, launches, scorer, env.observer, env.stop)
+        context = ProofContext(setup.space, launches, scorer, env.observer, env.stop)
         baseline = _entrant(0, profile.baseline.configuration)
         is_baseline = key(profile.configuration) == key(profile.baseline.configuration)
         candidate = baseline if is_baseline else _entrant(profile.provenance.trial, profile.configuration)
-        race = Race(final, [baseline] if is_baseline else [baseline, candidate])
+        race = Race(context, [baseline] if is_baseline else [baseline, candidate])
         if is_baseline:
             for _ in range(_ALONE):
                 if race.round_s([baseline]) <= launches.budget.left_s:
@@ -265,7 +265,7 @@ def _impossible(profile: Profile, refused: str, here: Fingerprint) -> Recheck:
 
 def _race_on(race: Race) -> bool:
     """Run another round if there is time for one; return whether the race can go on."""
-    if race.rounds >= MAX_ROUNDS or race.round_s(race.entrants) > race.final.launches.budget.left_s:
+    if race.rounds >= MAX_ROUNDS or race.round_s(race.entrants) > race.context.launches.budget.left_s:
         return False
     race.round(race.entrants)
     return len(race.still_racing) > 1

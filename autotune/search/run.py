@@ -24,7 +24,7 @@ from autotune.search.outcome import (
     profile_of,
     raise_if_nothing_compared,
 )
-from autotune.search.proof import Contest, Final, Proof, proof_takes_s, prove, with_likely, without_refuted
+from autotune.search.proof import Contest, Proof, ProofContext, proof_takes_s, prove, with_likely, without_refuted
 from autotune.search.proof.winner import MAY_BE_FASTER
 from autotune.search.setup import Run, Setup, evicted, winners_elsewhere
 from autotune.search.study_folders import resume_command, study_argument
@@ -93,8 +93,8 @@ def search_and_prove(
     # The database lacks the probes, which ran before it existed, and results whose rows a kill kept from being written.
     launches.running.tables.rebuild()
 
-    def final(searched_s: float) -> Final:
-        return Final(
+    def context(searched_s: float) -> ProofContext:
+        return ProofContext(
             space,
             launches,
             scorer,
@@ -114,7 +114,7 @@ def search_and_prove(
 
     contests: list[Contest] = []
     try:
-        stopped = _searched(run, space, study, final, contests)
+        stopped = _searched(run, space, study, context, contests)
         contest = contests[-1]
         proof = prove(contest, study.noise)
         proof = without_refuted(contest, proof, history.trials, history.heats, study.noise)
@@ -129,7 +129,7 @@ def search_and_prove(
         # What was proven before is kept, and a failure to write must not hide that the search was interrupted.
         if before is None or _has_more_to_prove(before):
             with contextlib.suppress(AutotuneError):
-                interrupted.so_far = _left_in_hand(setup, study, contests, final)
+                interrupted.so_far = _left_in_hand(setup, study, contests, context)
         raise
     course = _course(setup, study, launches, contest, stopped, proof.best if conclusion.evidence else None)
     outcome = outcome_of(setup, proof, course, conclusion)
@@ -173,28 +173,28 @@ def _course(
 
 
 def _left_in_hand(
-    setup: Setup, study: StudyLoop, contests: Sequence[Contest], final: Callable[[float], Final]
+    setup: Setup, study: StudyLoop, contests: Sequence[Contest], context: Callable[[float], ProofContext]
 ) -> str | None:
     """Write the profile of what is likely to be faster when a search is interrupted; return a sentence about it and its
     file, or ``None`` if nothing is likely."""
     history, baseline = study.history, study.baseline
     if baseline is None:
         return None
-    contest = contests[-1] if contests else Contest(final(0.0), baseline)
+    contest = contests[-1] if contests else Contest(context(0.0), baseline)
     first = contest.race.compared().standing(contest.race.baseline)
     nothing = Proof(first, first, first, finalists=(first,))
     stopped = "the search was interrupted"
     proof, evidence = with_likely(contest, nothing, history.trials, history.heats, study.noise, ended=stopped)
     if evidence is None:
         return None
-    course = _course(setup, study, contest.race.final.launches, contest, stopped, proof.best)
+    course = _course(setup, study, contest.race.context.launches, contest, stopped, proof.best)
     outcome = outcome_of(setup, proof, course, Conclusion(Finding.LIKELY, stopped, evidence=evidence))
     write_profile(profile_of(setup, outcome, course), setup.run.files.profile)
     return f"{headline_of(outcome)} Its profile: {setup.run.files.profile}"
 
 
 def _searched(
-    run: Run, space: Space, study: StudyLoop, final: Callable[[float], Final], contests: list[Contest]
+    run: Run, space: Space, study: StudyLoop, context: Callable[[float], ProofContext], contests: list[Contest]
 ) -> str:
     """Search until something has won a contest, or no time is left; return why the search ended.
 
@@ -204,7 +204,7 @@ def _searched(
     Raises:
         AutotuneError: as `search_and_prove`.
     """
-    history, contest = study.history, _contest_so_far(study, final)
+    history, contest = study.history, _contest_so_far(study, context)
     contests += [] if contest is None else [contest]
     while True:
         stopped = study.run()
@@ -227,10 +227,10 @@ def _searched(
         _raise_if_nothing_fits(run.required, history.trials, space.baseline)
         searched_s = history.ended_at_s
         if contest is None:
-            contest = Contest(final(searched_s), baseline)
+            contest = Contest(context(searched_s), baseline)
             contests.append(contest)
         entered = contest.choose(study.ranked, study.noise)
-        contest.enter(final(searched_s), entered, history.newest, in_turns=study.in_turns(entered))
+        contest.enter(context(searched_s), entered, history.newest, in_turns=study.in_turns(entered))
         if not contest.is_lost:
             return stopped
         study.rule_out(contest.wrong, contest.loading_otherwise)
@@ -293,17 +293,17 @@ def _nothing_fits(
     )
 
 
-def _contest_so_far(study: StudyLoop, final: Callable[[float], Final]) -> Contest | None:
+def _contest_so_far(study: StudyLoop, context: Callable[[float], ProofContext]) -> Contest | None:
     """Return the contest as an earlier run of the study left it; ``None`` if the search was not continued after a
     contest. Its launches have already been made, so this takes no time."""
     history = study.history
     if not history.contests or study.baseline is None:
         return None
-    contest = Contest(final(0.0), study.baseline)
+    contest = Contest(context(0.0), study.baseline)
     trials = {trial.number: trial for trial in history.trials}
     for past in history.contests:
         entered = [trials[number] for number in past.trials]
-        contest.enter(final(past.searched_s), entered, past.newest, in_turns=study.in_turns(entered, past.newest))
+        contest.enter(context(past.searched_s), entered, past.newest, in_turns=study.in_turns(entered, past.newest))
     study.rule_out(contest.wrong, contest.loading_otherwise)
     return contest
 

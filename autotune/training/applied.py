@@ -19,7 +19,7 @@ from autotune.base.ranks import own_rank
 from autotune.base.records import Value
 from autotune.machine.host import read_host
 from autotune.profile import Profile
-from autotune.profile.store import GONE, Row, Store, differences, look_here
+from autotune.profile.in_force import GONE, Row, Store, differences, look_here
 from autotune.space import too_large
 from autotune.space.formatting import rate_text, settings, speedup_text
 

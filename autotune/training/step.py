@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
-from autotune.agent.site.autotune_agent import applying
+from autotune.agent.site.autotune_agent import in_place
 from autotune.base.errors import AutotuneError, WorkloadError
 from autotune.base.records import Config, Value
 from autotune.knobs import KNOBS, Knob, StepPlan
@@ -95,7 +95,7 @@ def move(batch: Any, device: torch.device, *, non_blocking: bool, channels_last:
     Descends into tuples (also named ones), lists, dicts and dataclasses. Objects with a method ``to`` move themselves.
     """
     if isinstance(batch, torch.Tensor):
-        if applying.is_image(batch, channels_last):
+        if in_place.is_image(batch, channels_last):
             return batch.to(device, non_blocking=non_blocking, memory_format=_LAYOUTS[channels_last])
         return batch.to(device, non_blocking=non_blocking)
 

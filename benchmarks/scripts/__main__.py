@@ -164,7 +164,7 @@ def cost(rounds: int) -> ResultTable:
 def _empty_us(trail: Path | None) -> float:
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     if trail is not None:
-        env = script_entry.entered(env, {"title": "", "settings": [], "watch": str(trail)}, {})
+        env = script_entry.agent_environment(env, {"title": "", "settings": [], "watch": str(trail)}, {})
     done = subprocess.run([sys.executable, "-c", _EMPTY], env=env, check=True, capture_output=True, text=True)
     return float(done.stdout)
 

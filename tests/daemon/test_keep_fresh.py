@@ -10,7 +10,7 @@ import pytest
 
 from autotune.base.records import Done, Job, JobState
 from autotune.daemon.service import rematch
-from autotune.profile.store import Store
+from autotune.profile.in_force import Store
 
 from ..process.alive import wait_until  # noqa: TID252
 from .conftest import Daemon, real_request

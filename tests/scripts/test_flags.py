@@ -54,10 +54,10 @@ def test_what_a_script_does_by_itself_needs_no_words() -> None:
 def test_what_the_command_sets_is_set_nowhere_else() -> None:
     in_command = script_entry.set_by(ref("train", "{batch_size}"))
     assert in_command == {"batch_size", "num_workers", "precision"}
-    assert script_entry.doors({"precision": "bf16", "num_workers": 3}, in_command=in_command) == {}
+    assert script_entry.door_arguments({"precision": "bf16", "num_workers": 3}, in_command=in_command) == {}
     told = {"alloc_conf": "expandable_segments"}
-    assert "PYTORCH_ALLOC_CONF" in script_entry.entered({}, {}, told)
-    assert "PYTORCH_ALLOC_CONF" not in script_entry.entered({}, {}, told, in_command={"alloc_conf"})
+    assert "PYTORCH_ALLOC_CONF" in script_entry.agent_environment({}, {}, told)
+    assert "PYTORCH_ALLOC_CONF" not in script_entry.agent_environment({}, {}, told, in_command={"alloc_conf"})
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_torch_may_be_there_before_the_agent(run: Runner) -> None:
     """As it is where a ``.pth`` file imports it."""
     enter = f"import sys, torch; sys.path.insert(0, {str(script_entry.FOLDER)!r}); import sitecustomize"
     (run.folder / "script.py").write_text(f"{BEGIN}train(Network(), 8)\n")
-    told = script_entry.plan({"precision": "bf16", "batch_size": 8}, "early", in_command={"batch_size"})
+    told = script_entry.agent_plan({"precision": "bf16", "batch_size": 8}, "early", in_command={"batch_size"})
     env = {**os.environ, script_entry.PLAN: json.dumps(told)}
     words = [sys.executable, "-S", "-c", f"{enter}; exec(open('script.py').read())"]
     env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)

@@ -54,7 +54,7 @@ def main(config, kind, dimensions):
 
     net, optimizer, inputs = anew()
     settings = [
-        Setting(knob=n, words=n, door=d, arguments=a) for n, v in config.items() for d, a in [KNOBS[n].at_door(v)]
+        Setting(knob=n, words=n, door=d, arguments=a) for n, v in config.items() for d, a in [KNOBS[n].script_door(v)]
     ]
     models = ModelDoor([s for s in settings if s.door == "model"], lambda: True)
     models.install()

@@ -297,7 +297,7 @@ def test_a_verdict_is_on_what_trains_as_it_was_checked(by_command):
     """A winner without one of its knobs has its trial's number."""
     baseline = {"precision": "fp32", "compile_mode": "off", "batch_size": 32, "num_workers": 0}
     trained = {**baseline, "precision": "bf16", "compile_mode": "default", "batch_size": 64, "num_workers": 4}
-    final = SimpleNamespace(space=SimpleNamespace(baseline=baseline), by_command=by_command)
+    context = SimpleNamespace(space=SimpleNamespace(baseline=baseline), by_command=by_command)
 
     def entrant(number=4, **changes):
         return SimpleNamespace(config={**trained, **changes}, trial=SimpleNamespace(number=number))
@@ -308,4 +308,4 @@ def test_a_verdict_is_on_what_trains_as_it_was_checked(by_command):
     assert not covers(verdict, entrant(compile_mode="off"))
     eager = verdict.model_copy(update={"config": {**verdict.config, "compile_mode": "off"}})
     assert covers(eager, entrant()) and covers(eager, entrant(compile_mode="off"))
-    assert is_told_by(final, verdict, entrant())
+    assert is_told_by(context, verdict, entrant())

@@ -12,7 +12,7 @@ from autotune.base.errors import InterruptedSearch, ProfileError, UsageError
 from autotune.base.parsing import duration_s
 from autotune.base.records import Finding, Heat, HeatEntrant, LaunchKind, TrainCheck, TrialSpec, Turn
 from autotune.profile import Profile, read
-from autotune.profile.store import Store
+from autotune.profile.in_force import Store
 from autotune.report import headline_of
 from autotune.search import resume, search
 from autotune.search.proof.likely import _by_heats

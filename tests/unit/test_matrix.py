@@ -13,7 +13,7 @@ from autotune.base.records import JobRequest, JobRow, JobState, StudySpec
 from autotune.cli.matrix import Asked, Cell, planned, read_matrix
 from autotune.cluster.slurm_queue import Allocation
 from autotune.profile import Profile
-from autotune.profile.store import Slot, SlotState
+from autotune.profile.in_force import Slot, SlotState
 from autotune.study.request import write_request
 from autotune.workload.catalog import find_workload
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from autotune.base.errors import ProfileError
-from autotune.profile.store import Store
+from autotune.profile.in_force import Store
 from autotune.report.listing import GridTable, grid_of
 from autotune.workload.catalog import find_workload
 

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from autotune.base.errors import MachineError, UsageError
-from autotune.profile.store import Store, pull, push
+from autotune.profile.in_force import Store, pull, push
 
 from .test_profile_store import EXAMPLE, FASTER, here, profile
 

@@ -16,7 +16,7 @@ from autotune.base.layout import find_daemon
 from autotune.base.records import Fingerprint
 from autotune.machine.gpu import Gpu, NvmlUnavailable
 from autotune.profile import Profile
-from autotune.profile.store import Store, differences, look_here, rematch_baseline, slot_name, stale_rows
+from autotune.profile.in_force import Store, differences, look_here, rematch_baseline, slot_name, stale_rows
 
 from .test_profile import EXAMPLE
 
@@ -165,7 +165,7 @@ class TestStale:
     def test_works_without_torch(self) -> None:
         """In a separate process, because this one may have imported torch."""
         code = (
-            "import sys; from autotune.profile.store import look_here as look; "
+            "import sys; from autotune.profile.in_force import look_here as look; "
             "print(look().values['torch'], 'torch' in sys.modules)"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -10,7 +10,7 @@ import pytest
 from autotune.base.errors import ProfileError, UsageError
 from autotune.base.records import LaunchKind, Limit, TrialSpec
 from autotune.profile import read
-from autotune.profile.store import Store
+from autotune.profile.in_force import Store
 from autotune.search import search
 from autotune.search.recheck import request_for
 from autotune.study.history import read_launch

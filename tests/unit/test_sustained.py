@@ -71,7 +71,7 @@ def holding(device: str, sustained_per_s: float | None) -> tuple[HoldVerdict, Ho
         return TrialResult(launch="hold", status=TrialStatus.COMPLETE, hold=held)
 
     launches = SimpleNamespace(budget=SimpleNamespace(left_s=100.0), finished=lambda *_: None, run_outside=launch)
-    final = SimpleNamespace(
+    context = SimpleNamespace(
         device=device,
         by_command=False,
         launches=launches,
@@ -80,7 +80,7 @@ def holding(device: str, sustained_per_s: float | None) -> tuple[HoldVerdict, Ho
         observer=None,
     )
     winner = entrant(make_trial(4, CONFIG, measurement=make_measurement(100.0, samples_per_s=90.0)))
-    return check_holding(cast(Any, final), winner, 80.0), plans[0]
+    return check_holding(cast(Any, context), winner, 80.0), plans[0]
 
 
 def test_a_card_trains_longer_to_show_the_rate_that_it_holds() -> None:

@@ -34,8 +34,8 @@ def test_two_rounds_use_the_noise_seen_in_the_search() -> None:
         return made
 
     noisy = [of(0, 115.0, 100.0, 88.0), of(1, 90.0, 111.0, 99.0)]
-    final = SimpleNamespace(device="cpu", scorer=None, by_rate=True, required=ANYTHING, compiled_s={})
-    compared = Race(final, noisy).compared()  # type: ignore[arg-type]
+    context = SimpleNamespace(device="cpu", scorer=None, by_rate=True, required=ANYTHING, compiled_s={})
+    compared = Race(context, noisy).compared()  # type: ignore[arg-type]
     ratio, low, high = compared.ratio(noisy[1], noisy[0])
     assert ratio == pytest.approx(1.12, abs=0.01)
     assert compared.noise.learnt and compared.noise.sd > 0.1

@@ -39,10 +39,10 @@ def won(
     require: str = "",
 ) -> tuple[Entrant, str | None]:
     scorer, space = SimpleNamespace(score=score, known=score), SimpleNamespace(baseline=BASELINE)
-    final = SimpleNamespace(device="cpu", space=space, scorer=scorer, by_rate=by_rate, rate_within=rate_within)
+    context = SimpleNamespace(device="cpu", space=space, scorer=scorer, by_rate=by_rate, rate_within=rate_within)
     required = Requirements.parsed([require] if require else [], Goal())
     compared = Comparison(entrants, prior=stats.PRIORS["cpu"], scorer=scorer, by_rate=by_rate, required=required)  # type: ignore[arg-type]
-    winner, leader = winner_among(final, compared, compared.contenders())  # type: ignore[arg-type]
+    winner, leader = winner_among(context, compared, compared.contenders())  # type: ignore[arg-type]
     return winner, tie_between(compared, leader, winner)
 
 
@@ -176,7 +176,7 @@ class Launched:
 
 def race_of(space: Space, launches: Launched, winner: Config) -> tuple[Race, Entrant]:
     """Return a race in which the winner has been launched twice, in turns with the baseline."""
-    final = SimpleNamespace(
+    context = SimpleNamespace(
         device="cpu",
         space=space,
         launches=launches,
@@ -189,7 +189,7 @@ def race_of(space: Space, launches: Launched, winner: Config) -> tuple[Race, Ent
         rate_within=0.0,
     )
     one = entrant(make_trial(1, dict(winner)))
-    race = Race(final, [entrant(make_trial(0, dict(space.baseline))), one])  # type: ignore[arg-type]
+    race = Race(context, [entrant(make_trial(0, dict(space.baseline))), one])  # type: ignore[arg-type]
     for _ in range(2):
         race.round(race.entrants)
     launches.names.clear()
@@ -229,7 +229,7 @@ def test_a_takeover_that_an_earlier_run_has_launched_takes_no_time() -> None:
         ((f"simpler-{name}-3", f"simpler-{name}-4"), True),
     ):
         race, one = race_of(space, Launched(lambda config: 100.0, 40.0, kept), winner)
-        assert race.final.launches.budget.left_s == 0
+        assert race.context.launches.budget.left_s == 0
         race.purpose = "ablate"
         variant = Entrant(config, one.trial, expected_s=10.0, label="without memory_format")
         assert [len(racing) for racing in takeover_rounds(race, one, variant)] == [3, 3]

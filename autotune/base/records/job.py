@@ -113,7 +113,7 @@ class Done(Record):
 
     Attributes:
         found: short summary of the result. open: there is no verdict.
-        slot: slot of its profile in the store (`autotune.profile.store`).
+        slot: slot of its profile in the store (`autotune.profile.in_force`).
     """
 
     state: Literal[JobState.DONE] = JobState.DONE

@@ -14,8 +14,17 @@
 | what is likely, if nothing is proven? | | `likely` |
 """
 
-from autotune.search.proof.final import Final
+from autotune.search.proof.context import ProofContext
 from autotune.search.proof.likely import proof_takes_s, with_likely, without_refuted
 from autotune.search.proof.winner import Contest, Proof, prove, race_winner
 
-__all__ = ["Contest", "Final", "Proof", "proof_takes_s", "prove", "race_winner", "with_likely", "without_refuted"]
+__all__ = [
+    "Contest",
+    "Proof",
+    "ProofContext",
+    "proof_takes_s",
+    "prove",
+    "race_winner",
+    "with_likely",
+    "without_refuted",
+]

@@ -32,7 +32,7 @@ from autotune.knobs.pin_memory import KNOB as PINNED
 from autotune.knobs.static_graph import KNOB as STATIC_GRAPH
 from autotune.samplers import WARM_COMPILE, cold_compiles, graph
 from autotune.samplers.auto.rates import MOSTLY_DEVICE
-from autotune.search.proof.final import Final
+from autotune.search.proof.context import ProofContext
 from autotune.search.proof.race import (
     Comparison,
     Entrant,
@@ -71,16 +71,18 @@ _KINDS = (LaunchKind.DEVICE_ONLY, LaunchKind.LOADER_ONLY)
 _NAMES = {LaunchKind.DEVICE_ONLY: "device", LaunchKind.LOADER_ONLY: "loader", LaunchKind.MEASURE: COLD}
 
 
-def bottlenecks(final: Final, compared: Comparison, entrants: Sequence[Entrant], share_s: float) -> list[Bottleneck]:
+def bottlenecks(
+    context: ProofContext, compared: Comparison, entrants: Sequence[Entrant], share_s: float
+) -> list[Bottleneck]:
     """Return the bottleneck of each entrant, measuring ceilings as time permits; those that entrants share, once."""
-    if not final.sees_inside or WORKERS not in final.space.baseline:
+    if not context.sees_inside or WORKERS not in context.space.baseline:
         return []
-    budget = final.launches.budget
+    budget = context.launches.budget
     # Launches by an earlier run of the study count against this step's share.
-    began = budget.spent_s - sum(_finished_s(final, kind, e) for e in entrants for kind in _NAMES)
+    began = budget.spent_s - sum(_finished_s(context, kind, e) for e in entrants for kind in _NAMES)
     # A training's own launches reveal its limit less reliably, and its first epoch not at all: the winner comes first.
     by_use = sorted(entrants, key=lambda e: -compared.rate(e).per_s)
-    reserve_s = _cost_s(final, LaunchKind.MEASURE, by_use[0]) if by_use and reads_apart(final) else 0.0
+    reserve_s = _cost_s(context, LaunchKind.MEASURE, by_use[0]) if by_use and reads_apart(context) else 0.0
     ceilings: dict[tuple[LaunchKind, str], Measurement | None] = {}
     unexchanged: dict[str, Measurement | None] = {}
     results = {}
@@ -89,47 +91,47 @@ def bottlenecks(final: Final, compared: Comparison, entrants: Sequence[Entrant],
             (LaunchKind.DEVICE_ONLY, key(device_part(entrant.config))),
             (LaunchKind.LOADER_ONLY, key(loader_part(entrant.config))),
         ]
-        missing = [n for n in ceiling_keys if n not in ceilings and not final.by_command]
+        missing = [n for n in ceiling_keys if n not in ceilings and not context.by_command]
         left_s = min(share_s - (budget.spent_s - began), budget.left_s) - reserve_s
         # One ceiling without the other reveals little.
-        if missing and sum(_cost_s(final, kind, entrant) for kind, _ in missing) <= max(0.0, left_s):
+        if missing and sum(_cost_s(context, kind, entrant) for kind, _ in missing) <= max(0.0, left_s):
             for ceiling_key in missing:
-                ceilings[ceiling_key] = _ceiling(final, ceiling_key[0], entrant)
+                ceilings[ceiling_key] = _ceiling(context, ceiling_key[0], entrant)
         device, loader = (ceilings.get(n) for n in ceiling_keys)
         part = ceiling_keys[0][1]
         # For a sharded model, only a part of the exchange could be left out.
-        if device is not None and STATIC_GRAPH.name in final.space.choices and part not in unexchanged:
+        if device is not None and STATIC_GRAPH.name in context.space.choices and part not in unexchanged:
             left_s = min(share_s - (budget.spent_s - began), budget.left_s)
-            affordable = _cost_s(final, LaunchKind.DEVICE_ONLY, entrant, apart=True) <= max(0.0, left_s)
-            unexchanged[part] = _ceiling(final, LaunchKind.DEVICE_ONLY, entrant, apart=True) if affordable else None
-        rate, on_cpu = compared.rate(entrant).per_s, final.device == "cpu"
-        results[entrant.name] = bottleneck(entrant, rate, final.cores, on_cpu, device, loader, unexchanged.get(part))
+            affordable = _cost_s(context, LaunchKind.DEVICE_ONLY, entrant, apart=True) <= max(0.0, left_s)
+            unexchanged[part] = _ceiling(context, LaunchKind.DEVICE_ONLY, entrant, apart=True) if affordable else None
+        rate, on_cpu = compared.rate(entrant).per_s, context.device == "cpu"
+        results[entrant.name] = bottleneck(entrant, rate, context.cores, on_cpu, device, loader, unexchanged.get(part))
     # This comes last because it empties a cache that all other launches need full.
     for entrant in by_use:
         left_s = min(share_s - (budget.spent_s - began), budget.left_s)
-        results[entrant.name] = _with_cold(final, results[entrant.name], entrant, left_s)
+        results[entrant.name] = _with_cold(context, results[entrant.name], entrant, left_s)
     return [results[entrant.name] for entrant in entrants]
 
 
-def reads_apart(final: Final) -> bool:
+def reads_apart(context: ProofContext) -> bool:
     """Return whether a first epoch reads from elsewhere than later ones and is to be measured: behind a simulated
     store, or if the search is asked about epochs."""
-    data = final.launches.conditions.data
-    return data.first_epoch_apart and not final.by_command and (data.store is not None or final.epochs is not None)
+    data = context.launches.conditions.data
+    return data.first_epoch_apart and not context.by_command and (data.store is not None or context.epochs is not None)
 
 
-def _with_cold(final: Final, found: Bottleneck, one: Entrant, left_s: float) -> Bottleneck:
+def _with_cold(context: ProofContext, found: Bottleneck, one: Entrant, left_s: float) -> Bottleneck:
     """Measure the first epoch, whose files are in no cache yet, if it `reads_apart` and there is time."""
-    data = final.launches.conditions.data
+    data = context.launches.conditions.data
     name = _name(LaunchKind.MEASURE, one)
-    more_s = None if final.deliveries is None else stats.first_epoch_more_s(final.deliveries)
+    more_s = None if context.deliveries is None else stats.first_epoch_more_s(context.deliveries)
     if more_s is not None:
         # Its launches measure later epochs.
         cold_per_s = 1 / (1 / found.samples_per_s + more_s)
         start = f"{found.sentence} Its data set keeps what it has made: in the first epoch it runs at about "
         sentence = f"{start}{rate_text(cold_per_s)} samples/s."
         return found.model_copy(update={"cold_per_s": (cold_per_s, cold_per_s, cold_per_s), "sentence": sentence})
-    if not reads_apart(final) or _cost_s(final, LaunchKind.MEASURE, one) > max(0.0, left_s):
+    if not reads_apart(context) or _cost_s(context, LaunchKind.MEASURE, one) > max(0.0, left_s):
         return found
     if data.store is not None:
         cold = data.model_copy(update={"store": data.store.model_copy(update={"cached": 0.0})})
@@ -138,16 +140,16 @@ def _with_cold(final: Final, found: Bottleneck, one: Entrant, left_s: float) -> 
             f"; the cache holds {percent_text(data.store.cached)} of the files",
         )
     else:
-        is_done = final.launches.finished(name, one.config) is not None
-        if not is_done and not final.evict():
+        is_done = context.launches.finished(name, one.config) is not None
+        if not is_done and not context.evict():
             return found
         cold = data.model_copy(update={"page_cache": "cold"})
         condition, cached = "no file is in the page cache", ""
     title = f"an empty cache, trial {one.trial.number}"
-    result = final.launches.run_outside(
-        LaunchKind.MEASURE, name, title, one.config, plan=_plan(final), data=cold, limit_s=left_s
+    result = context.launches.run_outside(
+        LaunchKind.MEASURE, name, title, one.config, plan=_plan(context), data=cold, limit_s=left_s
     )
-    final.raise_if_stopped()
+    context.raise_if_stopped()
     measurement = result.measurement if result.status is TrialStatus.COMPLETE else None
     if measurement is None:
         return found
@@ -156,26 +158,26 @@ def _with_cold(final: Final, found: Bottleneck, one: Entrant, left_s: float) -> 
     return found.model_copy(update={"cold_per_s": _triple(measurement), "sentence": sentence})
 
 
-def _finished_s(final: Final, kind: LaunchKind, one: Entrant) -> float:
+def _finished_s(context: ProofContext, kind: LaunchKind, one: Entrant) -> float:
     """Return the duration of such a launch if an earlier run of the study completed it, else 0."""
-    result = final.launches.finished(_name(kind, one), one.config)
+    result = context.launches.finished(_name(kind, one), one.config)
     return 0.0 if result is None else result.wall_s
 
 
-def _cost_s(final: Final, kind: LaunchKind, one: Entrant, *, apart: bool = False) -> float:
+def _cost_s(context: ProofContext, kind: LaunchKind, one: Entrant, *, apart: bool = False) -> float:
     """Estimate the duration of such a launch; 0 if an earlier run of the study completed it."""
-    if final.launches.finished(_name(kind, one, apart=apart), one.config) is not None:
+    if context.launches.finished(_name(kind, one, apart=apart), one.config) is not None:
         return 0.0
     start_s = max((m.startup_s + m.warmup_s for m in one.seen), default=0.0)
     # The compiler's cache is warm by now.
-    return start_s + 1.2 * _plan(final).max_measure_s
+    return start_s + 1.2 * _plan(context).max_measure_s
 
 
 def _name(kind: LaunchKind, one: Entrant, *, apart: bool = False) -> str:
     return f"{'apart' if apart else _NAMES[kind]}-{one.name}"
 
 
-def _ceiling(final: Final, kind: LaunchKind, one: Entrant, *, apart: bool = False) -> Measurement | None:
+def _ceiling(context: ProofContext, kind: LaunchKind, one: Entrant, *, apart: bool = False) -> Measurement | None:
     """Launch one side of a training alone.
 
     Args:
@@ -183,16 +185,16 @@ def _ceiling(final: Final, kind: LaunchKind, one: Entrant, *, apart: bool = Fals
     """
     side = "the device alone" if kind is LaunchKind.DEVICE_ONLY else "the loader alone"
     title = f"{side}{' in each rank' if apart else ''}, trial {one.trial.number}"
-    result = final.launches.run_outside(
-        kind, _name(kind, one, apart=apart), title, one.config, plan=_plan(final), exchanges=not apart
+    result = context.launches.run_outside(
+        kind, _name(kind, one, apart=apart), title, one.config, plan=_plan(context), exchanges=not apart
     )
-    final.raise_if_stopped()
+    context.raise_if_stopped()
     return result.measurement if result.status is TrialStatus.COMPLETE else None
 
 
-def _plan(final: Final) -> MeasurePlan:
+def _plan(context: ProofContext) -> MeasurePlan:
     """Return a shorter measuring plan: ceilings only support a verdict and need less precision than the race."""
-    plan = final.launches.plan
+    plan = context.launches.plan
     return plan.model_copy(update={"max_measure_s": max(2.0, plan.max_measure_s / 4), "target_halfwidth": 0.05})
 
 
@@ -391,27 +393,27 @@ _SUSTAIN_S = 20.0
 _LEAST_LIMIT_S = 20.0
 
 
-def check_holding(final: Final, winner: Entrant, share_s: float) -> HoldVerdict:
+def check_holding(context: ProofContext, winner: Entrant, share_s: float) -> HoldVerdict:
     """Run the winner until its memory settles, and somewhat longer on CUDA. If it does not hold, it drops out of the
     race."""
     number = winner.trial.number
-    if final.by_command:
+    if context.by_command:
         why = "a script is not run for longer than its launches"
         return HoldVerdict(trial=number, passed=None, reason=why, headroom_wanted=HEADROOM)
     start_s = max((m.startup_s + m.compile_s for m in winner.seen), default=0.0)
-    train_s = min(share_s, final.launches.budget.left_s) - start_s
+    train_s = min(share_s, context.launches.budget.left_s) - start_s
     name = f"hold-{winner.name}"
-    if train_s < _LEAST_S and final.launches.finished(name, winner.config) is None:
+    if train_s < _LEAST_S and context.launches.finished(name, winner.config) is None:
         return HoldVerdict(trial=number, passed=None, reason="there was no time to check it", headroom_wanted=HEADROOM)
     # The evaluation pass may need compiling as well.
     limit_s = max(_LEAST_LIMIT_S, 2 * (start_s + max(train_s, _LEAST_S)))
     train_s = max(train_s, _LEAST_S)
-    sustain_s = min(_SUSTAIN_S, train_s / 2) if final.device == "cuda" else 0.0
+    sustain_s = min(_SUSTAIN_S, train_s / 2) if context.device == "cuda" else 0.0
     plan = HoldPlan(min_s=min(5.0, train_s / 2), max_s=train_s - sustain_s, sustain_s=sustain_s)
-    result = final.launches.run_outside(
+    result = context.launches.run_outside(
         LaunchKind.HOLD, name, f"checking that trial {number} holds", winner.config, hold=plan, limit_s=limit_s
     )
-    final.raise_if_stopped()
+    context.raise_if_stopped()
     if result.hold is not None:
         reason = held(result.hold, HEADROOM)
         passed: bool | None = reason is None
@@ -419,7 +421,7 @@ def check_holding(final: Final, winner: Entrant, share_s: float) -> HoldVerdict:
         if held(result.hold.model_copy(update={"settled": True}), HEADROOM) is None and not result.hold.settled:
             passed = None
         if passed is not False:
-            excess = _beyond_required(final, result.hold)
+            excess = _beyond_required(context, result.hold)
             passed, reason = (passed, reason) if excess is None else (False, excess)
     elif ended_from_outside(result) or result.status is TrialStatus.TIMEOUT:
         # The time limit is set here, so hitting it says nothing about memory.
@@ -428,7 +430,7 @@ def check_holding(final: Final, winner: Entrant, share_s: float) -> HoldVerdict:
         passed, reason = False, f"it ended as {result.status} in the long run: {result.cause}"
     if passed is False:
         winner.out = f"did not hold: {reason}"
-        final.observer.says(f"{winner.title} {winner.out}")
+        context.observer.says(f"{winner.title} {winner.out}")
     return HoldVerdict(
         trial=number,
         passed=passed,
@@ -439,11 +441,11 @@ def check_holding(final: Final, winner: Entrant, share_s: float) -> HoldVerdict:
     )
 
 
-def _beyond_required(final: Final, hold: Hold) -> str | None:
+def _beyond_required(context: ProofContext, hold: Hold) -> str | None:
     """Return a clause on how its memory exceeds a requirement: an evaluation and the largest sample may take more than
     the launches did."""
     memory = FIGURES["peak_memory"]
-    for requirement in final.required.every:
+    for requirement in context.required.every:
         if requirement.figure is memory and requirement.at_most and hold.peak_bytes > requirement.limit:
             peak = figure_text(memory, hold.peak_bytes)
             return f"it took {peak} in a longer training with an evaluation, and {requirement} is required"
@@ -500,8 +502,8 @@ def ablate(race: Race, winner: Entrant, share_s: float) -> tuple[KnobPart, ...]:
     baseline = race.baseline
     if winner is baseline:
         return ()
-    budget = race.final.launches.budget
-    variants = variants_of(race.final.space, winner)
+    budget = race.context.launches.budget
+    variants = variants_of(race.context.space, winner)
     began = budget.spent_s
     heat_gains = _in_a_heat(race, winner, variants, min(share_s, budget.left_s))
     remaining = [v for v in variants if v.knob not in heat_gains]
@@ -530,9 +532,9 @@ def _in_a_heat(
     """
     fraction = wait_fraction(winner.seen)
     waits = 1.0 if fraction is None else fraction
-    if not race.final.by_rate or waits > (FEW_WAITS if workers_of(winner.config) else MOSTLY_DEVICE):
+    if not race.context.by_rate or waits > (FEW_WAITS if workers_of(winner.config) else MOSTLY_DEVICE):
         return {}
-    launches = race.final.launches
+    launches = race.context.launches
     if launches.conditions.ranks > 1 or launches.even_steps is None:
         return {}
     entrants, knobs = [winner.config], [""]
@@ -550,14 +552,14 @@ def _in_a_heat(
         fits = config in earlier_entrants if earlier_entrants else taken_s < left_s
         # Without its only change, the winner is the baseline, which the race has measured.
         fits &= key(config) != key(race.baseline.config)
-        if fits and variant.refused is None and race.final.space.why_apart(winner.config, config) is None:
+        if fits and variant.refused is None and race.context.space.why_apart(winner.config, config) is None:
             left_s -= taken_s
             entrants.append(config)
             knobs.append(variant.knob)
     if len(entrants) < 2:
         return {}
     heat, _ = launches.heat(_HEAT, "the gains of its knobs", entrants, limit_s=limit_s)
-    race.final.raise_if_stopped()
+    race.context.raise_if_stopped()
     for name, seconds in cold_compiles([], [heat]).items():
         race.compiled_s[name] = max(seconds, race.compiled_s.get(name, 0.0))
     if heat.reference is not heat.entrants[0]:
@@ -626,7 +628,7 @@ def _run(race: Race, winner: Entrant, variants: Sequence[Entrant], share_s: floa
     more variants fit without the baseline and the reserve, they run in turns with the winner alone, which shows only
     their gains.
     """
-    budget = race.final.launches.budget
+    budget = race.context.launches.budget
     # These launches have their own names, so that a resume does not mistake them for the race's.
     race.purpose = "ablate"
     began = budget.spent_s
@@ -657,7 +659,7 @@ def _run(race: Race, winner: Entrant, variants: Sequence[Entrant], share_s: floa
 def _is_ahead(race: Race, winner: Entrant, variant: Entrant) -> bool:
     """Return whether a variant of the winner is shown to be faster than it, if the rate is what counts."""
     compared = race.compared()
-    is_compared = race.final.by_rate and variant.out is None and compared.in_turns(winner, variant)
+    is_compared = race.context.by_rate and variant.out is None and compared.in_turns(winner, variant)
     return is_compared and compared.ratio(winner, variant)[2] < 1
 
 
@@ -676,7 +678,7 @@ def takeover_fits(race: Race, winner: Entrant, variant: Entrant) -> bool:
     spent the budget."""
     rounds = takeover_rounds(race, winner, variant)
     needed_s = sum(race.round_s(racing, n, TAKEOVER) for n, racing in enumerate(rounds))
-    return needed_s <= max(0.0, race.final.launches.budget.left_s)
+    return needed_s <= max(0.0, race.context.launches.budget.left_s)
 
 
 def _fitting(race: Race, racing: Sequence[Entrant], variants: Sequence[Entrant], limit_s: float) -> list[Entrant]:

@@ -17,7 +17,7 @@ from autotune.base.records import (
     Value,
 )
 from autotune.knobs.persistent_workers import KNOB as PERSISTENT
-from autotune.search.proof.final import Final
+from autotune.search.proof.context import ProofContext
 from autotune.search.proof.race import Entrant, ended_from_outside
 from autotune.search.proof.train_check import checked
 from autotune.space import canonical, is_loaders, key, loads_as
@@ -27,25 +27,25 @@ TAKES_S = 5.0
 _NO_TIME = "there was no time to compare what its loader delivers"
 
 
-def check_data(final: Final, one: Entrant) -> DataVerdict:
+def check_data(context: ProofContext, one: Entrant) -> DataVerdict:
     """Compare what a finalist's loader delivers with what the baseline's does, unless an earlier run of the study has
     done so."""
-    baseline = final.space.baseline
+    baseline = context.space.baseline
     number = one.trial.number
     if loads_as(one.config, baseline):
-        return not_compared(final, one, "")
-    if not final.sees_inside:
+        return not_compared(context, one, "")
+    if not context.sees_inside:
         return _not(one, "what a program's loader delivers is not seen")
-    config = _compared(final, one.config)
-    baseline_deliveries = own_deliveries(final)
+    config = _compared(context, one.config)
+    baseline_deliveries = own_deliveries(context)
     if isinstance(baseline_deliveries, str):
         return _not(one, baseline_deliveries)
     plan = stats.plan_beside(baseline_deliveries)
     if plan is None:
         return _not(one, baseline_deliveries.lost or "no batch of a loader of PyTorch's was seen")
-    result = checked(final, config)
+    result = checked(context, config)
     if result is None or result.check is None or result.check.deliveries is None:
-        result = _result(final, f"data-{_digest(config)}", f"comparing what trial {number} loads", config, plan)
+        result = _result(context, f"data-{_digest(config)}", f"comparing what trial {number} loads", config, plan)
     if result is None:
         return _not(one, _NO_TIME)
     deliveries = None if result.check is None else result.check.deliveries
@@ -57,7 +57,7 @@ def check_data(final: Final, one: Entrant) -> DataVerdict:
     passed, reason = comparison.passed, comparison.reason
     if passed and one.config.get(PERSISTENT.name) and not baseline.get(PERSISTENT.name) and comparison.epochs < 2:
         passed, reason = None, "no second epoch was seen with workers that persist"
-    if passed is False and not _repeats(final, baseline_deliveries, plan):
+    if passed is False and not _repeats(context, baseline_deliveries, plan):
         passed, reason = None, "the baseline itself delivers other samples in each launch"
     return DataVerdict(
         trial=number,
@@ -70,20 +70,20 @@ def check_data(final: Final, one: Entrant) -> DataVerdict:
     )
 
 
-def not_compared(final: Final, one: Entrant, reason: str) -> DataVerdict:
+def not_compared(context: ProofContext, one: Entrant, reason: str) -> DataVerdict:
     """Return the verdict that an entrant's deliveries were not compared, for this reason; or, if its loader is set as
     the baseline's, that they need no comparison."""
-    if loads_as(one.config, final.space.baseline):
+    if loads_as(one.config, context.space.baseline):
         return DataVerdict(trial=one.trial.number, config=one.config, passed=True, needless=True)
     return _not(one, reason)
 
 
-def own_deliveries(final: Final) -> Deliveries | str:
+def own_deliveries(context: ProofContext) -> Deliveries | str:
     """Return what the baseline's loader delivers, or why that is unknown. For a script, the probe has noted it."""
-    if final.by_command:
-        return final.deliveries or "what the script's own loader delivers was not noted"
-    config = _compared(final, final.space.baseline)
-    result = _result(final, "data-own", "noting what the baseline loads", config, DeliveryPlan())
+    if context.by_command:
+        return context.deliveries or "what the script's own loader delivers was not noted"
+    config = _compared(context, context.space.baseline)
+    result = _result(context, "data-own", "noting what the baseline loads", config, DeliveryPlan())
     if result is None:
         return _NO_TIME
     if result.check is None or result.check.deliveries is None:
@@ -91,35 +91,35 @@ def own_deliveries(final: Final) -> Deliveries | str:
     return result.check.deliveries
 
 
-def _repeats(final: Final, own: Deliveries, plan: DeliveryPlan) -> bool:
+def _repeats(context: ProofContext, own: Deliveries, plan: DeliveryPlan) -> bool:
     """Return whether the baseline delivers the same again; otherwise a difference means nothing."""
-    config = _compared(final, final.space.baseline)
-    again = _result(final, "data-again", "comparing what the baseline loads with itself", config, plan)
+    config = _compared(context, context.space.baseline)
+    again = _result(context, "data-again", "comparing what the baseline loads with itself", config, plan)
     deliveries = None if again is None or again.check is None else again.check.deliveries
     # If there is no time to find out, a difference counts as a real one.
     return deliveries is None or stats.compare_data(own, deliveries).passed is not False
 
 
-def _compared(final: Final, config: Config) -> dict[str, Value]:
+def _compared(context: ProofContext, config: Config) -> dict[str, Value]:
     """Return the configuration to launch: for a script the configuration itself, for a workload its loader with all
     else as in the baseline; both at the user's own batch size."""
-    baseline = final.space.baseline
+    baseline = context.space.baseline
     batch = baseline["batch_size"]
-    if final.by_command:
+    if context.by_command:
         return canonical({**config, "batch_size": batch})
     rest = {n: v for n, v in baseline.items() if not is_loaders(n)}
     return canonical({**rest, **{n: v for n, v in config.items() if is_loaders(n)}, "batch_size": batch})
 
 
-def _result(final: Final, name: str, title: str, config: Config, plan: DeliveryPlan) -> TrialResult | None:
+def _result(context: ProofContext, name: str, title: str, config: Config, plan: DeliveryPlan) -> TrialResult | None:
     """Run a launch that notes what is delivered, or return an earlier one's result; ``None`` if no time is left."""
-    launches = final.launches
+    launches = context.launches
     if launches.finished(name, config) is None and launches.budget.left_s <= 0:
         return None
     # Only the deliveries matter, so the first loss also ends the launch.
     check = CheckPlan(store=str(launches.files.checks), steps=1, deliveries=plan)
     result = launches.run_outside(LaunchKind.TRAIN_CHECK, name, title, config, check=check)
-    final.raise_if_stopped()
+    context.raise_if_stopped()
     return result
 
 
@@ -131,12 +131,12 @@ def _digest(config: Config) -> str:
     return hashlib.sha256(key(config).encode()).hexdigest()[:8]
 
 
-def takes_s(final: Final, entrants: Sequence[Entrant]) -> float:
+def takes_s(context: ProofContext, entrants: Sequence[Entrant]) -> float:
     """Return the seconds to reserve for comparing the winner's data, if a finalist's loader is set differently."""
-    baseline = final.space.baseline
+    baseline = context.space.baseline
     differing = [one for one in entrants if not loads_as(one.config, baseline)]
-    if not differing or not final.sees_inside:
+    if not differing or not context.sees_inside:
         return 0.0
     start_s = min((m.startup_s for one in differing for m in one.seen), default=0.0)
     # For a workload, the baseline's deliveries are noted as well.
-    return (start_s + TAKES_S) * (1 if final.by_command else 2)
+    return (start_s + TAKES_S) * (1 if context.by_command else 2)

@@ -97,8 +97,8 @@ def with_likely(
     Raises:
         InterruptedSearch: the user interrupted a check.
     """
-    final = contest.race.final
-    if not final.by_rate or final.rate_within or proof.baseline_unmet is not None:
+    context = contest.race.context
+    if not context.by_rate or context.rate_within or proof.baseline_unmet is not None:
         return proof, None
     while True:
         likely = _likeliest(contest, trials, heats, noise, lambda one: True)
@@ -107,11 +107,11 @@ def with_likely(
         if _passes(contest, likely.one, ended):
             break
     own_batch, best = None, _standing(contest, proof, likely)
-    while not final.space.same_training(likely.one.config):
-        own_batch = _likeliest(contest, trials, heats, noise, lambda one: final.space.same_training(one.config))
+    while not context.space.same_training(likely.one.config):
+        own_batch = _likeliest(contest, trials, heats, noise, lambda one: context.space.same_training(one.config))
         if own_batch is None or _passes(contest, own_batch.one, ended):
             break
-    if final.space.same_training(likely.one.config):
+    if context.space.same_training(likely.one.config):
         best_same_batch = best
     else:
         best_same_batch = proof.best_same_batch if own_batch is None else _standing(contest, proof, own_batch)
@@ -146,9 +146,9 @@ def without_refuted(
         trials, heats: those of the search. noise: noise of one launch, as observed by the search.
     """
     race = contest.race
-    if not race.final.by_rate or proof.baseline_unmet is not None:
+    if not race.context.by_rate or proof.baseline_unmet is not None:
         return proof
-    compared, space, telling_heats = race.compared(), race.final.space, _telling(race.final.space, trials, heats)
+    compared, space, telling_heats = race.compared(), race.context.space, _telling(race.context.space, trials, heats)
 
     def is_open(one: Entrant) -> bool:
         is_within = _is_within(one, race.baseline)
@@ -179,10 +179,10 @@ def proof_takes_s(contest: Contest, noise: stats.LaunchNoise, likely: Standing |
         noise: noise of one launch, as observed by the search. likely: the configuration likely to be faster.
     """
     race = contest.race
-    final, compared, baseline = race.final, race.compared(), race.baseline
-    budget = final.launches.budget
+    context, compared, baseline = race.context, race.compared(), race.baseline
+    budget = context.launches.budget
     # A study that continues probes its workload again.
-    fixed_s = ceiling_s(final) + baseline.seen[0].startup_s
+    fixed_s = ceiling_s(context) + baseline.seen[0].startup_s
     others = [e for e in contest.finalists if e.out is None and not e.label]
     likely_number = None if likely is None else likely.trial
     chosen = next((e for e in others if e.trial.number == likely_number), None) or next(iter(others), None)
@@ -201,7 +201,7 @@ def proof_takes_s(contest: Contest, noise: stats.LaunchNoise, likely: Standing |
     missing = max(1, enough - rounds, LEAST_LAUNCHES - rounds)
     racing = {id(e): e for e in (*race.undecided, baseline, chosen)}
     round_s = sum(e.expected_s for e in racing.values())
-    checks_s = need_s(final, baseline, [chosen]) + takes_s(final, [chosen])
+    checks_s = need_s(context, baseline, [chosen]) + takes_s(context, [chosen])
     return fixed_s + missing * round_s + checks_s - max(0.0, budget.left_s)
 
 
@@ -223,7 +223,7 @@ def _likeliest(
     """Return the configuration that is most certainly faster than the baseline, and has failed no check; ``None`` if
     there is none."""
     race = contest.race
-    space, compared = race.final.space, race.compared()
+    space, compared = race.context.space, race.compared()
     entered = {e.trial.number for e in race.entrants}
     complete = [t for t in trials if t.result.status is TrialStatus.COMPLETE and t.result.measurement is not None]
     others = [entrant(t) for t in complete if t.number not in entered and key(t.config) != key(space.baseline)]
@@ -235,7 +235,7 @@ def _likeliest(
     candidates = [
         e
         for e in (*(one for one in contest.finalists if not one.label), *others)
-        if e.out is None and not lessons.is_wrong(e.config) and race.final.required.allow(e.trial) and fits(e)
+        if e.out is None and not lessons.is_wrong(e.config) and race.context.required.allow(e.trial) and fits(e)
     ]
     telling_heats = _telling(space, trials, heats)
     config_keys = {key(e.config) for heat in telling_heats for e in heat.entrants if e.ratio is not None}
@@ -335,4 +335,4 @@ def _standing(contest: Contest, proof: Proof, likely: Likely) -> Standing:
     compared, baseline_per_s = contest.race.compared(), proof.baseline.samples_per_second
     ratio, low, high = likely.ratio
     rate = stats.Rate(baseline_per_s * ratio, baseline_per_s * low, baseline_per_s * high)
-    return standing(likely.one, rate, likely.ratio, contest.race.final.scorer, compared.compile_s(likely.one))
+    return standing(likely.one, rate, likely.ratio, contest.race.context.scorer, compared.compile_s(likely.one))

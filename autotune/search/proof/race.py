@@ -13,7 +13,7 @@ from autotune.base.errors import AutotuneError, MachineError
 from autotune.base.records import LaunchKind, Measurement, Standing, Trial, TrialResult, TrialStatus, Value
 from autotune.knobs.num_workers import WORKERS
 from autotune.samplers import WARM_COMPILE, graph
-from autotune.search.proof.final import Final
+from autotune.search.proof.context import ProofContext
 from autotune.space import Space, key
 from autotune.space.formatting import is_known, one_line, percent_text, rate_text, unmet_text
 from autotune.space.requirements import ANYTHING, Requirements
@@ -443,18 +443,18 @@ class Race:
 
     def __init__(
         self,
-        final: Final,
+        context: ProofContext,
         entrants: Sequence[Entrant],
         *,
         purpose: str = "verify",
         prior: stats.LaunchNoise | None = None,
     ) -> None:
-        self.final = final
+        self.context = context
         self.entrants = list(entrants)
-        self.prior = prior or stats.PRIORS[final.device]
+        self.prior = prior or stats.PRIORS[context.device]
         self.purpose = purpose
         #: Compile time with a cold cache in seconds, by graph, as far as it has been observed.
-        self.compiled_s = dict(final.compiled_s)
+        self.compiled_s = dict(context.compiled_s)
         self._number = 0
         self._made = 0
         self._racing: list[Entrant] = []
@@ -507,7 +507,7 @@ class Race:
         if not self._made:
             return "there was no time to launch anything again"
         if self._done:
-            return f"the ratios are known to within {percent_text(TARGETS[self.final.device])}"
+            return f"the ratios are known to within {percent_text(TARGETS[self.context.device])}"
         if len(self._racing) <= 1:
             return "nothing else may still be the fastest"
         if self._is_long:
@@ -516,7 +516,7 @@ class Race:
 
     def join(self, entrants: Sequence[Entrant]) -> None:
         """Let others race against the baseline. The earlier entrants take part in no more rounds."""
-        self.compiled_s.update(self.final.compiled_s)
+        self.compiled_s.update(self.context.compiled_s)
         names = {e.name for e in self.entrants}
         self.entrants += [e for e in entrants if e.name not in names]
         self._joined = self._joining = [self.baseline, *entrants]
@@ -539,7 +539,7 @@ class Race:
 
     def run(self, share_s: float) -> None:
         """Run rounds for at most ``share_s`` seconds, and within the budget. Another call continues the race."""
-        budget = self.final.launches.budget
+        budget = self.context.launches.budget
         began = self.begin()
         if self._joining:
             self._racing = self._choose_racing(share_s, budget.limit_s - began)
@@ -551,7 +551,7 @@ class Race:
                 # race.
                 left_s = budget.left_s
                 self._racing = self._for_one_more(left_s)
-                left_s += self.final.launches.budget.grace_s if len(self._racing) == 2 else 0.0
+                left_s += self.context.launches.budget.grace_s if len(self._racing) == 2 else 0.0
             if len(self._racing) < 2 or (self._number and self.round_s(self._racing) > max(0.0, left_s)):
                 break
             self.round(self._racing)
@@ -590,7 +590,7 @@ class Race:
         A round of two proves more than no round of three.
         """
         racing, others = self._racing, [e for e in self._racing if e is not self.baseline and e.out is None]
-        if self.final.by_rate and all(e.again for e in others):
+        if self.context.by_rate and all(e.again for e in others):
             others.sort(key=lambda e: -e.again[-1].samples_per_s)
         while len(others) > 1 and self.round_s([self.baseline, *others]) > max(0.0, left_s):
             others.pop()
@@ -602,7 +602,7 @@ class Race:
         Launches by an earlier run of the study count as part of the race, so that a resumed race has the same entrants
         and the same time as without the interruption.
         """
-        began = self.final.launches.budget.spent_s - self.earlier_s
+        began = self.context.launches.budget.spent_s - self.earlier_s
         self._earlier_s = 0.0
         return began
 
@@ -617,7 +617,7 @@ class Race:
 
     def _finished(self, one: Entrant, number: int, purpose: str | None = None) -> TrialResult | None:
         """Return the result of a launch that an earlier run of the study completed, if any."""
-        return self.final.launches.finished(self._name(one, number, purpose), one.config)
+        return self.context.launches.finished(self._name(one, number, purpose), one.config)
 
     def has_run(self, one: Entrant) -> bool:
         """Return whether an earlier run of the study launched an entrant for the current purpose."""
@@ -639,9 +639,9 @@ class Race:
         missing = LEAST_LAUNCHES - (self._made - self._before)
         while len(racing) > 2 and missing * expected_s(racing) > left_s and not self.has_run(racing[-1]):
             racing = racing[:-1]
-        if len(racing) == 2 and missing * expected_s(racing) <= left_s + self.final.launches.budget.grace_s:
+        if len(racing) == 2 and missing * expected_s(racing) <= left_s + self.context.launches.budget.grace_s:
             return racing
-        grace_s = self.final.launches.budget.grace_s
+        grace_s = self.context.launches.budget.grace_s
         first_s = min(max(share_s, grace_s), left_s + grace_s)
         while len(racing) > 1 and expected_s(racing) > first_s:
             # The least promising is dropped first. The baseline alone proves nothing.
@@ -669,32 +669,32 @@ class Race:
                 self._launch(entrant, self._number)
 
     def _launch(self, one: Entrant, number: int) -> None:
-        final = self.final
-        result = final.launches.run_outside(
+        context = self.context
+        result = context.launches.run_outside(
             LaunchKind.MEASURE,
             self._name(one, number),
             f"{one.title} again, launch {number}",
             one.config,
-            plan=proof_plan_for(final.launches.plan),
+            plan=proof_plan_for(context.launches.plan),
         )
-        final.raise_if_stopped()
+        context.raise_if_stopped()
         self._enter(one, number, result)
 
     def _enter(self, one: Entrant, number: int, result: TrialResult) -> None:
-        final = self.final
+        context = self.context
         one.expected_s = next_s(result)
         one.rounds += [None] * (number - 1 - len(one.rounds))
         if result.status is TrialStatus.COMPLETE and result.measurement is not None:
             one.rounds.append(result.measurement)
             rate = rate_text(result.measurement.samples_per_s, result.measurement.ci95_per_s)
-            final.observer.says(f"{one.title} again: {rate} {result.measurement.unit}")
+            context.observer.says(f"{one.title} again: {rate} {result.measurement.unit}")
             return
         one.rounds.append(None)
         if ended_from_outside(result) or one is self.baseline:
-            final.observer.says(f"{one.title} again: not measured: {one_line(result.cause or result.status)}")
+            context.observer.says(f"{one.title} again: not measured: {one_line(result.cause or result.status)}")
         if not ended_from_outside(result) and one is not self.baseline:
             one.out = f"ended as {result.status} when it was launched again: {result.cause}"
-            final.observer.says(f"{one.title} {one.out}")
+            context.observer.says(f"{one.title} {one.out}")
 
     def _name(self, one: Entrant, number: int, purpose: str | None = None) -> str:
         return f"{purpose or self.purpose}-{one.name}-{number}"
@@ -716,12 +716,12 @@ class Race:
 
     def _undecided(self, racing: list[Entrant]) -> list[Entrant]:
         """Return the baseline and the entrants that may still be the best, overall or at the user's own batch size."""
-        if not self.final.by_rate:
+        if not self.context.by_rate:
             return racing
         compared = self.compared()
         fit = [e for e in racing if compared.unmet(e) is None]
-        same_training = [e for e in fit if self.final.space.same_training(e.config)]
-        behind = 1 / (1 - self.final.rate_within)
+        same_training = [e for e in fit if self.context.space.same_training(e.config)]
+        behind = 1 / (1 - self.context.rate_within)
         return [
             e
             for e in racing
@@ -737,7 +737,7 @@ class Race:
         compared = self.compared()
         if not compared.noise.learnt or compared.noise.degrees < LEAST_DEGREES:
             return False
-        target = TARGETS[self.final.device]
+        target = TARGETS[self.context.device]
         for entrant in racing:
             if entrant is not self.baseline:
                 ratio, low, high = compared.ratio(entrant, self.baseline)
@@ -747,13 +747,13 @@ class Race:
 
     def compared(self) -> Comparison:
         """Compare the entrants by the rounds so far."""
-        final = self.final
+        context = self.context
         return Comparison(
             self.entrants,
             prior=self.prior,
-            scorer=final.scorer,
-            by_rate=final.by_rate,
-            required=final.required,
+            scorer=context.scorer,
+            by_rate=context.by_rate,
+            required=context.required,
             compiled_s=self.compiled_s,
         )
 

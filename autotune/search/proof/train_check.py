@@ -27,7 +27,7 @@ from autotune.base.records import (
 from autotune.knobs import KNOBS, Scope
 from autotune.knobs.compile_mode import eager
 from autotune.samplers import WARM_COMPILE
-from autotune.search.proof.final import Final
+from autotune.search.proof.context import ProofContext
 from autotune.search.proof.race import Entrant, ended_from_outside
 from autotune.space import Space, canonical, is_checked_by, key, maths_part, samples_at_once
 from autotune.space.formatting import listed
@@ -327,7 +327,7 @@ class _Group:
 
 
 def check_training(
-    final: Final,
+    context: ProofContext,
     baseline: Entrant,
     entrants: Sequence[Entrant],
     share_s: float,
@@ -338,18 +338,18 @@ def check_training(
     need none: what their loaders deliver is compared (see `autotune.search.proof.data_check`). If there is no time to
     compile for the user's batch size, the same configuration is checked without compiling, and the verdict says so.
     """
-    groups, share_s = _groups(final, entrants), min(share_s, final.launches.budget.left_s)
+    groups, share_s = _groups(context, entrants), min(share_s, context.launches.budget.left_s)
     if not groups:
         return []
-    if not final.sees_inside:
+    if not context.sees_inside:
         why = "the losses of a program are not seen"
-        verdicts = [_verdict(group, None, why).model_copy(update={"beside": final.beside}) for group in groups]
+        verdicts = [_verdict(group, None, why).model_copy(update={"beside": context.beside}) for group in groups]
         for verdict in verdicts:
-            final.observer.says(_unchecked(verdict))
+            context.observer.says(_unchecked(verdict))
         return verdicts
-    until_s = final.launches.budget.left_s - share_s
-    paid, done = _paid(final, groups)
-    earlier = final.launches.finished(_reference_name(_store(final, groups[0].reference), 0), groups[0].reference)
+    until_s = context.launches.budget.left_s - share_s
+    paid, done = _paid(context, groups)
+    earlier = context.launches.finished(_reference_name(_store(context, groups[0].reference), 0), groups[0].reference)
     # If there is no time for all references, one may be enough.
     chosen, steps = _affordable(baseline, groups, share_s, paid, done, len(REFERENCE_SEEDS))
     chosen_with_one, _ = _affordable(baseline, groups, share_s, paid, done, 1)
@@ -366,38 +366,38 @@ def check_training(
     def has_time(group: _Group) -> bool:
         """Return whether there is time for another check: earlier ones may have needed more references than planned."""
         fixed_s, step_s = _cost(baseline, [group], paid, done, 0)
-        budget = final.launches.budget
+        budget = context.launches.budget
         return key(group.config) in checked or budget.left_s + budget.grace_s - until_s >= fixed_s + steps * step_s
 
     verdicts = []
     for group, affordable in zip(groups, chosen, strict=True):
         if affordable is None or (is_tight and verdicts and not has_time(affordable)):
             unchecked = _verdict(group, None, "there was no time to check it")
-            verdict = unchecked.model_copy(update={"beside": final.beside})
+            verdict = unchecked.model_copy(update={"beside": context.beside})
         else:
             reference_key, name = key(group.reference), key(affordable.config)
             if reference_key not in references:
-                references[reference_key] = _References(final, group.reference, steps, baseline.seen[0], until_s)
+                references[reference_key] = _References(context, group.reference, steps, baseline.seen[0], until_s)
             # An eager twin may itself be a finalist.
             if name not in checked:
-                checked[name] = _check(final, affordable, references[reference_key])
+                checked[name] = _check(context, affordable, references[reference_key])
             verdict = _verdict_for(affordable, checked[name])
         verdicts.append(verdict)
         if verdict.passed is False:
             for entrant in group.entrants:
                 entrant.out = f"fast but wrong: {verdict.reason}"
             titles = " and ".join(entrant.title for entrant in group.entrants)
-            final.observer.says(f"{titles}: fast but wrong: {verdict.reason}")
+            context.observer.says(f"{titles}: fast but wrong: {verdict.reason}")
         elif verdict.passed is None:
-            final.observer.says(_unchecked(verdict))
+            context.observer.says(_unchecked(verdict))
     return verdicts
 
 
-def not_checked(final: Final, one: Entrant, reason: str) -> list[TrainVerdict]:
+def not_checked(context: ProofContext, one: Entrant, reason: str) -> list[TrainVerdict]:
     """Return the verdict that an entrant's training was not checked, for this reason; none if it computes like the
     baseline."""
-    verdicts = [_verdict(group, None, reason) for group in _groups(final, [one])]
-    return [verdict.model_copy(update={"beside": final.beside}) for verdict in verdicts]
+    verdicts = [_verdict(group, None, reason) for group in _groups(context, [one])]
+    return [verdict.model_copy(update={"beside": context.beside}) for verdict in verdicts]
 
 
 def train_alike(one: Entrant, other: Entrant) -> bool:
@@ -405,10 +405,10 @@ def train_alike(one: Entrant, other: Entrant) -> bool:
     return maths_part(one.config) == maths_part(other.config)
 
 
-def need_s(final: Final, baseline: Entrant, entrants: Sequence[Entrant]) -> float:
+def need_s(context: ProofContext, baseline: Entrant, entrants: Sequence[Entrant]) -> float:
     """Estimate the duration in seconds of a check of any of these entrants, with all its references."""
-    groups = _groups(final, entrants) if final.sees_inside else []
-    paid, done = _paid(final, groups)
+    groups = _groups(context, entrants) if context.sees_inside else []
+    paid, done = _paid(context, groups)
     costs = [_cost(baseline, [group], paid, done, len(REFERENCE_SEEDS)) for group in groups]
     return max((fixed_s + FEWEST_STEPS * step_s for fixed_s, step_s in costs), default=0.0)
 
@@ -419,21 +419,21 @@ def covers(verdict: TrainVerdict, one: Entrant) -> bool:
     return one.trial.number in verdict.trials and is_checked_by(one.config, verdict.config)
 
 
-def is_told_by(final: Final, verdict: TrainVerdict, one: Entrant) -> bool:
+def is_told_by(context: ProofContext, verdict: TrainVerdict, one: Entrant) -> bool:
     """Return whether a verdict says how an entrant trains, or why that was not checked. It says nothing of an entrant
     of a script if only the check of others was impossible."""
     if not covers(verdict, one):
         return False
-    return not final.by_command or verdict.passed is not None or verdict.config == _as_checked(final, one.config)
+    return not context.by_command or verdict.passed is not None or verdict.config == _as_checked(context, one.config)
 
 
-def _paid(final: Final, groups: Sequence[_Group]) -> tuple[dict[str, int], set[str]]:
+def _paid(context: ProofContext, groups: Sequence[_Group]) -> tuple[dict[str, int], set[str]]:
     """Return the number of existing runs of each reference, by its key, and the keys of the checks already run,
     including those by an earlier run of the study."""
-    launches = final.launches
+    launches = context.launches
     paid, done = {}, set()
     for group in groups:
-        store = _store(final, group.reference)
+        store = _store(context, group.reference)
         names = [_reference_name(store, seed) for seed in REFERENCE_SEEDS]
         paid[key(group.reference)] = sum(launches.finished(name, group.reference) is not None for name in names)
         for config in (group.config, canonical(eager(group.config))):
@@ -442,9 +442,9 @@ def _paid(final: Final, groups: Sequence[_Group]) -> tuple[dict[str, int], set[s
     return paid, done
 
 
-def _as_checked(final: Final, config: Config) -> dict[str, Value]:
+def _as_checked(context: ProofContext, config: Config) -> dict[str, Value]:
     """Return the configuration launched to check a script's: with its own loader, at the user's batch size."""
-    return canonical({**config, "batch_size": final.space.baseline["batch_size"]})
+    return canonical({**config, "batch_size": context.space.baseline["batch_size"]})
 
 
 def _unchecked(verdict: TrainVerdict) -> str:
@@ -455,16 +455,16 @@ def _who(verdict: TrainVerdict) -> str:
     return " and ".join(f"trial {n}" for n in verdict.trials)
 
 
-def _store(final: Final, reference: Config) -> str:
+def _store(context: ProofContext, reference: Config) -> str:
     """Return the name of the saved weights and batches that a group starts from, which depend only on its reference."""
     # Curves over samples in the order of a `DeliveryPlan` are not comparable with those of studies before it existed.
-    return f"{_digest(reference)}{'' if _noted(final) is None else '-ordered'}"
+    return f"{_digest(reference)}{'' if _noted(context) is None else '-ordered'}"
 
 
-def _noted(final: Final) -> DeliveryPlan | None:
+def _noted(context: ProofContext) -> DeliveryPlan | None:
     """Return how much of what a script's loader delivers is noted in its checks; ``None`` if the script is not known to
     continue when an epoch ends early."""
-    plan = plan_beside(final.deliveries)
+    plan = plan_beside(context.deliveries)
     return None if plan is None or plan.epochs < 2 else plan
 
 
@@ -472,8 +472,8 @@ def _digest(config: Config) -> str:
     return hashlib.sha256(key(config).encode()).hexdigest()[:8]
 
 
-def _groups(final: Final, entrants: Sequence[Entrant]) -> list[_Group]:
-    baseline = final.space.baseline
+def _groups(context: ProofContext, entrants: Sequence[Entrant]) -> list[_Group]:
+    baseline = context.space.baseline
     members_by_key: dict[str, list[Entrant]] = {}
     for entrant in entrants:
         config = _at_users_batch(entrant.config, baseline)
@@ -482,10 +482,10 @@ def _groups(final: Final, entrants: Sequence[Entrant]) -> list[_Group]:
     groups = []
     for members in members_by_key.values():
         config = _at_users_batch(members[0].config, baseline)
-        if final.by_command:
+        if context.by_command:
             # A script trains with its own loader, so the most promising member itself is checked.
-            config = _as_checked(final, members[0].config)
-        groups.append(_Group(tuple(members), config, _reference(config, final)))
+            config = _as_checked(context, members[0].config)
+        groups.append(_Group(tuple(members), config, _reference(config, context)))
     return groups
 
 
@@ -495,9 +495,9 @@ def _at_users_batch(config: Config, baseline: Config) -> dict[str, Value]:
     return canonical({**rest, **maths_part(config), "batch_size": baseline["batch_size"]})
 
 
-def _reference(config: Config, final: Final) -> dict[str, Value]:
+def _reference(config: Config, context: ProofContext) -> dict[str, Value]:
     """Return the configuration to compare a training with: eager fp32, or a script as it stands."""
-    return canonical(final.space.baseline) if final.by_command else _eager_fp32(config, final.space)
+    return canonical(context.space.baseline) if context.by_command else _eager_fp32(config, context.space)
 
 
 def _eager_fp32(config: Config, space: Space) -> dict[str, Value]:
@@ -584,9 +584,9 @@ class _References:
         own: the baseline's measurement. until_s: seconds of the budget that the checks must leave.
     """
 
-    def __init__(self, final: Final, config: Config, steps: int, own: Measurement, until_s: float) -> None:
-        self.steps, self.store = steps, _store(final, config)
-        self._final, self._config, self._until_s = final, config, until_s
+    def __init__(self, context: ProofContext, config: Config, steps: int, own: Measurement, until_s: float) -> None:
+        self.steps, self.store = steps, _store(context, config)
+        self._context, self._config, self._until_s = context, config, until_s
         self._run_s = _START_MARGIN * own.startup_s + steps * own.mean_step_s
         self._runs: list[TrainCheck] = []
         #: Why a run failed, if one did.
@@ -602,19 +602,19 @@ class _References:
         return self._runs[:runs]
 
     def _has_time(self, runs: int) -> bool:
-        launches, budget = self._final.launches, self._final.launches.budget
+        launches, budget = self._context.launches, self._context.launches.budget
         names = [_reference_name(self.store, seed) for seed in REFERENCE_SEEDS[len(self._runs) : runs]]
         missing = sum(launches.finished(name, self._config) is None for name in names)
         return not missing or budget.left_s + budget.grace_s - self._until_s >= missing * self._run_s
 
     def _run(self, seed: int) -> None:
-        final, name = self._final, _reference_name(self.store, seed)
-        which = f"run {seed + 1}" if final.by_command else f"seed {seed}"
-        title = f"{final.beside} for comparison, {which}"
-        result = _launch(final, name, title, self._config, self.steps, self.store, seed)
+        context, name = self._context, _reference_name(self.store, seed)
+        which = f"run {seed + 1}" if context.by_command else f"seed {seed}"
+        title = f"{context.beside} for comparison, {which}"
+        result = _launch(context, name, title, self._config, self.steps, self.store, seed)
         if result.check is None or not result.check.finite:
             why = result.cause or "its loss was not finite"
-            self.failed = f"{final.beside} itself could not be run for comparison: {why}"
+            self.failed = f"{context.beside} itself could not be run for comparison: {why}"
         else:
             self._runs.append(result.check)
 
@@ -627,18 +627,18 @@ def _check_name(store: str, config: Config) -> str:
     return f"check-{store}-{_digest(config)}"
 
 
-def checked(final: Final, config: Config) -> TrialResult | None:
+def checked(context: ProofContext, config: Config) -> TrialResult | None:
     """Return the launch in which a configuration was checked; ``None`` if it was not."""
-    return final.launches.finished(_check_name(_store(final, _reference(config, final)), config), config)
+    return context.launches.finished(_check_name(_store(context, _reference(config, context)), config), config)
 
 
-def _check(final: Final, group: _Group, yardstick: _References) -> TrainVerdict:
+def _check(context: ProofContext, group: _Group, yardstick: _References) -> TrainVerdict:
     if not yardstick.first(1):
         return _verdict(group, None, yardstick.failed)
     title = f"checking that trial {group.entrants[0].trial.number} trains"
     name = _check_name(yardstick.store, group.config)
-    result = _launch(final, name, title, group.config, yardstick.steps, yardstick.store, None)
-    undeclared = _undeclared(group.config, final.space)
+    result = _launch(context, name, title, group.config, yardstick.steps, yardstick.store, None)
+    undeclared = _undeclared(group.config, context.space)
     hint = (
         f"; if {listed(undeclared)} changes the training on purpose, declare it with `autotune.knob(..., "
         f"changes_maths=True)`"
@@ -654,8 +654,8 @@ def _check(final: Final, group: _Group, yardstick: _References) -> TrainVerdict:
         passed = None if outside else False
         return _verdict(group, passed, f"its check ended as {result.status}: {result.cause}")
     check = result.check
-    if final.deliveries is not None and check.deliveries is not None:
-        comparison = compare_data(final.deliveries, check.deliveries)
+    if context.deliveries is not None and check.deliveries is not None:
+        comparison = compare_data(context.deliveries, check.deliveries)
         if comparison.passed is False:
             # Losses on other samples say nothing about how it computes.
             return _verdict(group, None, f"its loader delivers other data: {comparison.reason}")
@@ -663,7 +663,7 @@ def _check(final: Final, group: _Group, yardstick: _References) -> TrainVerdict:
         # Batch normalization has seen other statistics, once per part, which shows in an evaluation.
         check = check.model_copy(update={"metric": None})
     references = yardstick.first(1)
-    judgement = _judged(check, references, final.beside)
+    judgement = _judged(check, references, context.beside)
     # What only the candidate seems to lack, other runs of the reference may lack, too.
     lacking = judgement.passed and check.metric_lacks is not None and references[0].metric_lacks is None
     if lacking or (judgement.passed is None and judgement.distance is not None):
@@ -672,9 +672,9 @@ def _check(final: Final, group: _Group, yardstick: _References) -> TrainVerdict:
         if yardstick.failed is not None:
             return _verdict(group, None, yardstick.failed)
         if len(references) == len(REFERENCE_SEEDS):
-            judgement = _judged(check, references, final.beside)
+            judgement = _judged(check, references, context.beside)
         else:
-            why = f"it differs from one run of {final.beside}, and there was no time for others beside it"
+            why = f"it differs from one run of {context.beside}, and there was no time for others beside it"
             judgement = replace(judgement, passed=None, reason=why)
     reason = f"{judgement.reason}{hint}" if judgement.passed is False else judgement.reason
     lacks = next((c.metric_lacks for c in (*references, result.check) if c.metric_lacks is not None), None)
@@ -687,7 +687,7 @@ def _check(final: Final, group: _Group, yardstick: _References) -> TrainVerdict:
         update={
             "losses": result.check.losses,
             "reference": references[0].losses,
-            "beside": final.beside,
+            "beside": context.beside,
             "tolerance": judgement.tolerance,
             "distance": judgement.distance,
             "metric": check.metric,
@@ -706,20 +706,20 @@ def _judged(check: TrainCheck, references: Sequence[TrainCheck], beside: str) ->
 
 
 def _launch(
-    final: Final, launch: str, title: str, config: Config, steps: int, store: str, seed: int | None
+    context: ProofContext, launch: str, title: str, config: Config, steps: int, store: str, seed: int | None
 ) -> TrialResult:
     """Run one check. ``seed`` is the seed of a reference, and ``None`` for the candidate."""
     # All of them train on samples in the same order, in epochs that end equally early.
-    noted = _noted(final)
+    noted = _noted(context)
     plan = CheckPlan(
-        store=str(final.launches.files.checks / store),
+        store=str(context.launches.files.checks / store),
         steps=steps,
         reference=seed is not None,
         seed=seed or 0,
         deliveries=None if noted is None else noted.model_copy(update={"seed": seed or 0}),
     )
-    result = final.launches.run_outside(LaunchKind.TRAIN_CHECK, launch, title, config, check=plan)
-    final.raise_if_stopped()
+    result = context.launches.run_outside(LaunchKind.TRAIN_CHECK, launch, title, config, check=plan)
+    context.raise_if_stopped()
     return result
 
 

@@ -29,8 +29,8 @@ from autotune.search.proof.ceilings import (
     takeover_fits,
     takeover_rounds,
 )
+from autotune.search.proof.context import ProofContext
 from autotune.search.proof.data_check import check_data, not_compared, takes_s
-from autotune.search.proof.final import Final
 from autotune.search.proof.race import (
     TARGETS,
     Comparison,
@@ -49,7 +49,7 @@ from autotune.study.budget import LEAST_LAUNCHES
 # then that one without its useless knobs.
 
 
-def winner_among(final: Final, compared: Comparison, group: Sequence[Entrant]) -> tuple[Entrant, Entrant]:
+def winner_among(context: ProofContext, compared: Comparison, group: Sequence[Entrant]) -> tuple[Entrant, Entrant]:
     """Return the winner of a group of contenders that contains the baseline.
 
     The baseline wins unless something is shown to be better. Otherwise, if the objective is the rate, the winner is the
@@ -68,27 +68,27 @@ def winner_among(final: Final, compared: Comparison, group: Sequence[Entrant]) -
     proven = [e for e in others if e in group and compared.beats_baseline(e, len(others))]
     if not group:
         return compared.baseline, compared.baseline
-    if final.rate_within:
+    if context.rate_within:
         leader = compared.leader(proven or group)
-        near = [e for e in group if compared.ratio(leader, e)[0] <= 1 / (1 - final.rate_within)]
+        near = [e for e in group if compared.ratio(leader, e)[0] <= 1 / (1 - context.rate_within)]
         return max(near, key=compared.score), leader
-    if not final.by_rate:
+    if not context.by_rate:
         best = compared.leader(proven or [compared.baseline])
         return best, best
     unbeaten = _unbeaten(compared, proven)
     leader = compared.leader(unbeaten or group)
     winner = compared.baseline
     if unbeaten:
-        ties = [e for e in unbeaten if compared.ratio(leader, e)[0] <= 1 + TARGETS[final.device]]
-        winner = min(ties, key=lambda e: simplicity(e.config, final.space.baseline, peak_bytes(e.seen)))
+        ties = [e for e in unbeaten if compared.ratio(leader, e)[0] <= 1 + TARGETS[context.device]]
+        winner = min(ties, key=lambda e: simplicity(e.config, context.space.baseline, peak_bytes(e.seen)))
     return winner, leader
 
 
-def still_wins(final: Final, compared: Comparison, one: Entrant) -> bool:
+def still_wins(context: ProofContext, compared: Comparison, one: Entrant) -> bool:
     """Return whether an entrant that was chosen is still better than the baseline, judging by the rounds so far."""
     if one.out is not None or compared.unmet(one) is not None:
         return False
-    return final.rate_within > 0 or compared.beats_baseline(one, compared.rivals(one))
+    return context.rate_within > 0 or compared.beats_baseline(one, compared.rivals(one))
 
 
 def _unbeaten(compared: Comparison, shown: list[Entrant]) -> list[Entrant]:
@@ -129,7 +129,7 @@ def set_back_useless(
     Args:
         passes: checks a simpler configuration that is as good; returns whether it may take the winner's place.
     """
-    target = TARGETS[race.final.device]
+    target = TARGETS[race.context.device]
     gains = {p.knob: p.gain for p in parts if p.gain is not None and p.gain[1] <= 1 and p.gain[0] <= 1 + target}
     useless = sorted(gains, key=lambda name: gains[name][0])
     for name in [name for name in useless[:1] if gains[name][2] < 1]:
@@ -149,7 +149,7 @@ def set_back_useless(
 
 def _simpler(race: Race, winner: Entrant, names: Sequence[str]) -> Entrant | None:
     """Return the winner with some knobs set back if it is as good; ``None`` if not, or if nothing can be set back."""
-    space = race.final.space
+    space = race.context.space
     config = set_back(space, winner.config, [n for n in names if n in winner.config])
     # What the user has pinned stays as it is, and the baseline is already in the race.
     if key(config) in (key(winner.config), key(space.baseline)) or space.refusal(config) is not None:
@@ -180,17 +180,17 @@ def _as_good(race: Race, winner: Entrant, simpler: Entrant) -> bool:
     compared = race.compared()
     if simpler.out is not None or not compared.in_turns(simpler, winner):
         return False
-    if compared.unmet(simpler) is not None or not still_wins(race.final, compared, simpler):
+    if compared.unmet(simpler) is not None or not still_wins(race.context, compared, simpler):
         return False
-    if race.final.rate_within and compared.score(simpler) < compared.score(winner):
+    if race.context.rate_within and compared.score(simpler) < compared.score(winner):
         return False
     ratio, low, _ = compared.ratio(winner, simpler)
-    return low <= 1 and ratio <= 1 + TARGETS[race.final.device]
+    return low <= 1 and ratio <= 1 + TARGETS[race.context.device]
 
 
 # The proof of a winner, or that there is none: the order of the checks, and the share of the budget for each.
 
-#: Fractions of `Final.budget_s`.
+#: Fractions of `ProofContext.budget_s`.
 CHECK_SHARE, RACE_SHARE, HOLD_SHARE, CEILING_SHARE, ABLATION_SHARE = 0.12, 0.25, 0.05, 0.07, 0.18
 #: Share of the ceilings if a first epoch is to be measured, too.
 COLD_SHARE = 0.2
@@ -198,18 +198,18 @@ COLD_SHARE = 0.2
 MAY_BE_FASTER = 1.05
 
 
-def ceiling_s(final: Final) -> float:
+def ceiling_s(context: ProofContext) -> float:
     """Return how long the ceilings may take: none are measured for a script."""
-    if final.by_command:
+    if context.by_command:
         return 0.0
-    return (COLD_SHARE if reads_apart(final) else CEILING_SHARE) * final.budget_s
+    return (COLD_SHARE if reads_apart(context) else CEILING_SHARE) * context.budget_s
 
 
-def _check_s(final: Final) -> float:
+def _check_s(context: ProofContext) -> float:
     """Return how long the training checks may take."""
     # A script starts anew for each run of a check, and neither holding nor ceilings are measured for one.
-    share = CHECK_SHARE + HOLD_SHARE + CEILING_SHARE if final.by_command else CHECK_SHARE
-    return share * final.budget_s
+    share = CHECK_SHARE + HOLD_SHARE + CEILING_SHARE if context.by_command else CHECK_SHARE
+    return share * context.budget_s
 
 
 @dataclass
@@ -246,8 +246,8 @@ class Contest:
     If none of them is faster, the search may continue and enter others.
     """
 
-    def __init__(self, final: Final, baseline: Trial) -> None:
-        self.race = Race(final, [entrant(baseline)])
+    def __init__(self, context: ProofContext, baseline: Trial) -> None:
+        self.race = Race(context, [entrant(baseline)])
         self.checks: list[TrainVerdict] = []
         self._data: dict[str, DataVerdict] = {}
         self._newest = 0
@@ -264,7 +264,7 @@ class Contest:
             complete: complete trials, most promising first.
             noise: noise of one launch, as observed by the search.
         """
-        race, baseline, required = self.race, self.race.baseline, self.race.final.required
+        race, baseline, required = self.race, self.race.baseline, self.race.context.required
         entered = {one.trial.number for one in race.entrants}
         new = [t for t in complete if t.number not in entered and required.allow(t)]
         if len(entered) > 1 and required.allow(baseline.trial):
@@ -272,12 +272,12 @@ class Contest:
             # and none if the losers were raced.
             new = [t for t in new if (t.score or 0.0) > (baseline.trial.score or 0.0)]
             new = [t for t in new if t.number > self._newest or not race.rounds]
-        return finalists(race.final.space, new, noise, self._leanest(new))
+        return finalists(race.context.space, new, noise, self._leanest(new))
 
     def _leanest(self, new: Sequence[Trial]) -> list[Trial]:
         """Return the trials with about the highest rate, ordered by an objective that chooses among them, best
         first."""
-        within, scorer = self.race.final.rate_within, self.race.final.scorer
+        within, scorer = self.race.context.rate_within, self.race.context.scorer
         top = max((t.rate_per_s or 0.0 for t in new), default=0.0)
         if not within:
             return []
@@ -286,30 +286,30 @@ class Contest:
         scored = [(t, score) for t, m in measured if (score := scorer.known(m)) is not None]
         return [t for t, _ in sorted(scored, key=lambda one: -one[1])]
 
-    def enter(self, final: Final, trials: Sequence[Trial], newest: int, *, in_turns: bool = False) -> None:
+    def enter(self, context: ProofContext, trials: Sequence[Trial], newest: int, *, in_turns: bool = False) -> None:
         """Let these trials race. An entrant that does not train or load as it should drops out.
 
         A workload's finalists are checked beforehand, which takes a fraction of a launch. A script is started anew for
         each run of a check, so only the leader is checked.
 
         Args:
-            final: the conditions from now on. newest: number of the search's last trial. in_turns: the search's own
+            context: the conditions from now on. newest: number of the search's last trial. in_turns: the search's own
                 launches count as a round (see `StudyLoop.in_turns`).
 
         Raises:
             InterruptedSearch: the user interrupted it.
         """
-        limit_s, race = final.budget_s, self.race
-        race.final, self._newest = final, newest
+        limit_s, race = context.budget_s, self.race
+        race.context, self._newest = context, newest
         others = [entrant(t) for t in trials]
-        if not final.by_command:
+        if not context.by_command:
             self._check(others)
         # Time that the search did not need because it tried everything goes to the race.
-        reserved_s = ABLATION_SHARE * limit_s + takes_s(final, others)
-        if final.by_command:
-            reserved_s += min(_check_s(final), need_s(final, race.baseline, others))
+        reserved_s = ABLATION_SHARE * limit_s + takes_s(context, others)
+        if context.by_command:
+            reserved_s += min(_check_s(context), need_s(context, race.baseline, others))
         else:
-            reserved_s += HOLD_SHARE * limit_s + ceiling_s(final)
+            reserved_s += HOLD_SHARE * limit_s + ceiling_s(context)
         rounds = -1
         while others and race.rounds > rounds:
             rounds = race.rounds
@@ -318,7 +318,7 @@ class Contest:
                 race.adopt()
             racing_before = -1
             while racing_before != len(race.still_racing):
-                race.run(max(RACE_SHARE * limit_s, final.launches.budget.left_s + race.earlier_s - reserved_s))
+                race.run(max(RACE_SHARE * limit_s, context.launches.budget.left_s + race.earlier_s - reserved_s))
                 racing_before = len(race.still_racing)
                 self.winner()
             # Entrants for which there was no time beside the more promising ones.
@@ -331,7 +331,7 @@ class Contest:
         race = self.race
         while True:
             compared = race.compared()
-            result = winner_among(race.final, compared, [e for e in compared.contenders() if fits(e)])
+            result = winner_among(race.context, compared, [e for e in compared.contenders() if fits(e)])
             if result[0] is race.baseline or self.passes(result[0]):
                 return result
             race.reopen()
@@ -344,9 +344,9 @@ class Contest:
     def leave_unchecked(self, one: Entrant, reason: str) -> None:
         """Note that nothing further is checked about an entrant, for this reason."""
         if not self._knows_training(one):
-            self.checks[:0] = not_checked(self.race.final, one, reason)
+            self.checks[:0] = not_checked(self.race.context, one, reason)
         if key(one.config) not in self._data:
-            self._data[key(one.config)] = not_compared(self.race.final, one, reason)
+            self._data[key(one.config)] = not_compared(self.race.context, one, reason)
 
     def _trains(self, one: Entrant) -> bool:
         failed = next((v for v in self.checks if v.passed is False and covers(v, one)), None)
@@ -362,7 +362,7 @@ class Contest:
 
     def _knows_training(self, one: Entrant) -> bool:
         """Return whether a verdict says how an entrant trains, or why that is unknown."""
-        return any(is_told_by(self.race.final, verdict, one) for verdict in self.checks)
+        return any(is_told_by(self.race.context, verdict, one) for verdict in self.checks)
 
     @property
     def _unchecked(self) -> list[Entrant]:
@@ -371,24 +371,24 @@ class Contest:
         return [e for e in self.finalists if e.out is None and not e.label and e.trial.number not in checked]
 
     def _check(self, entrants: Sequence[Entrant]) -> None:
-        final, share_s = self.race.final, _check_s(self.race.final)
-        if final.by_command:
+        context, share_s = self.race.context, _check_s(self.race.context)
+        if context.by_command:
             # It may also use what the race has left over, since only the gains come after it.
-            share_s = max(share_s, final.launches.budget.left_s - takes_s(final, entrants))
-        self.checks[:0] = check_training(final, self.race.baseline, entrants, share_s)
+            share_s = max(share_s, context.launches.budget.left_s - takes_s(context, entrants))
+        self.checks[:0] = check_training(context, self.race.baseline, entrants, share_s)
 
     def delivers(self, one: Entrant) -> bool:
         """Compare what an entrant's loader delivers with what the baseline's does, unless that has been done; return
         whether it may win. If not, it drops out."""
         verdict = self._data.get(key(one.config))
         if verdict is None:
-            final = self.race.final
-            verdict = self._data[key(one.config)] = check_data(final, one)
+            context = self.race.context
+            verdict = self._data[key(one.config)] = check_data(context, one)
             if verdict.passed is False:
                 one.out = f"fast, but it loads other data: {verdict.reason}"
-                final.observer.says(f"{one.title} is {one.out}")
+                context.observer.says(f"{one.title} is {one.out}")
             elif verdict.passed is None:
-                final.observer.says(f"{one.title}: what it loads was not compared: {verdict.reason}")
+                context.observer.says(f"{one.title}: what it loads was not compared: {verdict.reason}")
         return verdict.passed is not False
 
     def data_of(self, one: Entrant) -> DataVerdict | None:
@@ -423,35 +423,35 @@ def prove(contest: Contest, noise: stats.LaunchNoise) -> Proof:
         InterruptedSearch: the user interrupted the proof.
     """
     race, checks, others = contest.race, contest.checks, contest.finalists
-    final, first = race.final, race.baseline
-    launches, limit_s = final.launches, final.budget_s
+    context, first = race.context, race.baseline
+    launches, limit_s = context.launches, context.budget_s
     winner, leader, hold = _winner_that_holds(contest)
     preferred = winner
-    if not final.space.same_training(winner.config):
+    if not context.space.same_training(winner.config):
         # The winner at the user's own batch size is checked while there is time.
-        contest.winner(lambda one: final.space.same_training(one.config))
+        contest.winner(lambda one: context.space.same_training(one.config))
     # Only the ceilings come after the ablation, so it may use what is left.
-    parts = ablate(race, winner, max(ABLATION_SHARE * limit_s, launches.budget.left_s - ceiling_s(final)))
+    parts = ablate(race, winner, max(ABLATION_SHARE * limit_s, launches.budget.left_s - ceiling_s(context)))
     winner, hold = _without_useless(contest, winner, parts, hold)
     if winner is not first:
         _narrow(race, winner)
     compared = race.compared()
-    if winner is not first and not still_wins(final, compared, winner):
+    if winner is not first and not still_wins(context, compared, winner):
         # The rounds since then have refuted the proof.
         winner.out = winner.out or compared.unmet(winner)
         compared = race.compared()
         leader, chosen = winner, first
-        if final.required:
+        if context.required:
             # If more than speed is required, another finalist may still be better than the baseline.
             chosen, leader = contest.winner(lambda one: race.compared().unmet(one) is None)
             compared = race.compared()
         winner, preferred, parts, hold = chosen, chosen, (), hold if chosen is first else None
     own_batch = winner
-    if not final.space.same_training(winner.config):
-        own_batch, _ = contest.winner(lambda one: final.space.same_training(one.config))
+    if not context.space.same_training(winner.config):
+        own_batch, _ = contest.winner(lambda one: context.space.same_training(one.config))
         compared = race.compared()
     explained = {e.name: e for e in (first, winner, own_batch)}
-    limits = bottlenecks(final, compared, list(explained.values()), ceiling_s(final))
+    limits = bottlenecks(context, compared, list(explained.values()), ceiling_s(context))
     compared_entrants = [e for e in race.entrants if compared.in_turns(e, first)]
     is_baseline_unfit = compared.unmet(first) is not None
     not_compared_entrants = [e for e in others if e.out is None and e not in compared_entrants]
@@ -477,14 +477,14 @@ def prove(contest: Contest, noise: stats.LaunchNoise) -> Proof:
 def _narrow(race: Race, winner: Entrant) -> None:
     """Spend the time that nothing else needs on the figures to be reported: the winner's, and those of the fastest at
     the user's own batch size."""
-    space, budget = race.final.space, race.final.launches.budget
+    space, budget = race.context.space, race.context.launches.budget
     compared = race.compared()
     others = [e for e in compared.contenders() if e is not race.baseline and space.same_training(e.config)]
     racing = [race.baseline, winner]
     if others and not space.same_training(winner.config):
         racing.append(compared.leader(others))
     for entrants in (racing, racing[:2]):
-        race.narrow(entrants, lambda: budget.left_s - ceiling_s(race.final))
+        race.narrow(entrants, lambda: budget.left_s - ceiling_s(race.context))
 
 
 def _promising(one: Entrant, baseline: Entrant, noise: stats.LaunchNoise) -> bool:
@@ -509,7 +509,7 @@ def _without_useless(
         The winner, unless the simpler configuration passes the checks; the verdict on holding.
     """
     race, checks, final_hold = contest.race, contest.checks, hold
-    final, limit_s = race.final, race.final.budget_s
+    context, limit_s = race.context, race.context.budget_s
     # A winner that is known to train correctly is not given up for one that is not.
     is_winner_checked = any(verdict.passed and covers(verdict, winner) for verdict in checks)
 
@@ -519,11 +519,11 @@ def _without_useless(
             return False
         verdicts: list[TrainVerdict] = []
         if maths_part(simpler.config) != maths_part(winner.config):
-            verdicts = check_training(final, race.baseline, [simpler], _check_s(final))
+            verdicts = check_training(context, race.baseline, [simpler], _check_s(context))
             if any(verdict.passed is False or (is_winner_checked and not verdict.passed) for verdict in verdicts):
                 return False
         if _needs_holding(simpler, winner, hold):
-            simpler_hold = check_holding(final, simpler, HOLD_SHARE * limit_s)
+            simpler_hold = check_holding(context, simpler, HOLD_SHARE * limit_s)
             if not simpler_hold.passed:
                 return False
             final_hold = simpler_hold
@@ -555,7 +555,7 @@ def _needs_holding(simpler: Entrant, winner: Entrant, hold: HoldVerdict | None) 
 
 
 def race_winner(
-    final: Final, complete: Sequence[Trial], baseline: Trial, noise: stats.LaunchNoise
+    context: ProofContext, complete: Sequence[Trial], baseline: Trial, noise: stats.LaunchNoise
 ) -> tuple[Race, Entrant]:
     """Run only the race, with all that is left of the budget; return the race and its winner. Used for replays, which
     cannot run the other checks.
@@ -566,35 +566,35 @@ def race_winner(
     Raises:
         InterruptedSearch: the user interrupted the race.
     """
-    race = Race(final, [entrant(baseline), *(entrant(t) for t in finalists(final.space, complete, noise))])
-    budget = final.launches.budget
-    race.run(max(RACE_SHARE * final.budget_s, budget.left_s + race.earlier_s))
+    race = Race(context, [entrant(baseline), *(entrant(t) for t in finalists(context.space, complete, noise))])
+    budget = context.launches.budget
+    race.run(max(RACE_SHARE * context.budget_s, budget.left_s + race.earlier_s))
     return race, _winner(race)[0]
 
 
 def _winner(race: Race) -> tuple[Entrant, Entrant]:
     """Return the winner and the fastest entrant by the rounds so far."""
     compared = race.compared()
-    return winner_among(race.final, compared, compared.contenders())
+    return winner_among(race.context, compared, compared.contenders())
 
 
 def _winner_that_holds(contest: Contest) -> tuple[Entrant, Entrant, HoldVerdict | None]:
     """Return the winner that holds, or else the baseline; the fastest entrant; and the last verdict on holding."""
     race = contest.race
-    launches = race.final.launches
+    launches = race.context.launches
     hold: HoldVerdict | None = None
     while True:
         winner, leader = contest.winner()
         if winner is not race.baseline:
-            limit_s = race.final.budget_s
+            limit_s = race.context.budget_s
             # The check ends when the memory has settled, so it rarely takes all of the spare time.
-            unused_s = launches.budget.left_s - ceiling_s(race.final) - ABLATION_SHARE * limit_s
-            hold = check_holding(race.final, winner, max(HOLD_SHARE * limit_s, unused_s))
+            unused_s = launches.budget.left_s - ceiling_s(race.context) - ABLATION_SHARE * limit_s
+            hold = check_holding(race.context, winner, max(HOLD_SHARE * limit_s, unused_s))
             if hold.passed is not False:
                 return winner, leader, hold
             continue
         # The baseline won, so holding and ablation are not needed: more rounds are a better use of their time.
         rounds = race.rounds
-        race.run(launches.budget.left_s - ceiling_s(race.final))
+        race.run(launches.budget.left_s - ceiling_s(race.context))
         if race.rounds == rounds:
             return winner, leader, hold

@@ -38,7 +38,7 @@ from autotune.knobs import spell
 from autotune.knobs.compile_mode import compiles
 from autotune.launcher.lanes import VirtualLanes
 from autotune.launcher.watch import Watch
-from autotune.search.proof import Final, race_winner
+from autotune.search.proof import ProofContext, race_winner
 from autotune.search.replay.surface import PARTS, Row, ShownEntrant, Surface, replay_heat
 from autotune.space import Space, device_part, key, loader_part
 from autotune.space.requirements import ANYTHING, Requirements
@@ -286,7 +286,7 @@ def replay(
 
     Args:
         devices: the number of identical devices on which trials run side by side; each launch behaves as if alone.
-        scorer: scores measurements. by_rate, rate_within, required: see `Final`.
+        scorer: scores measurements. by_rate, rate_within, required: see `ProofContext`.
         space: the surface's own space, or a part of it.
 
     Raises:
@@ -327,8 +327,8 @@ def replay(
         noting.study = study
         stopped = study.run()
         observer.says(stopped)
-        final = Final(space, launches, scorer, observer, stop, by_rate, rate_within, required)
-        return _race(study, final, noting, stopped)
+        context = ProofContext(space, launches, scorer, observer, stop, by_rate, rate_within, required)
+        return _race(study, context, noting, stopped)
 
 
 def _conditions(surface: Surface, seed: int, devices: int) -> LaunchConditions:
@@ -347,7 +347,7 @@ def _conditions(surface: Surface, seed: int, devices: int) -> LaunchConditions:
     )
 
 
-def _race(study: StudyLoop, final: Final, noted: _Noting, stopped: str) -> Replayed:
+def _race(study: StudyLoop, context: ProofContext, noted: _Noting, stopped: str) -> Replayed:
     """Race the best trials of a search that has ended, and return the result of the replay.
 
     Raises:
@@ -356,9 +356,9 @@ def _race(study: StudyLoop, final: Final, noted: _Noting, stopped: str) -> Repla
     baseline = study.baseline
     if baseline is None:
         raise InfeasibleError(f"{stopped} before the baseline was measured", advice="give it a larger --budget.")
-    budget = final.launches.budget
+    budget = context.launches.budget
     searched_s = budget.spent_s
-    race, winner = race_winner(final, study.ranked, baseline, study.noise)
+    race, winner = race_winner(context, study.ranked, baseline, study.noise)
     compared = race.compared()
     return Replayed(
         steps=tuple(noted.steps),

@@ -24,7 +24,7 @@ from autotune.base.clock import SystemClock, timestamp
 from autotune.base.errors import AutotuneError, InterruptedSearch, ResumeRefusedError, UnknownNameError, UsageError
 from autotune.base.layout import DEFAULT_STUDIES, find_daemon
 from autotune.base.observer import Observer
-from autotune.profile.store import Store
+from autotune.profile.in_force import Store
 from autotune.report.panel import observer_for
 from autotune.search import Environment, SearchResult, find_study
 from autotune.search import resume as resume_study

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from functools import partial, wraps
 from typing import Any
 
-from autotune_agent.applying import (
+from autotune_agent.facts import is_capturing
+from autotune_agent.in_place import (
     DIMENSIONS,
     cannot_lay_out,
     channels_last,
@@ -23,7 +24,6 @@ from autotune_agent.applying import (
     may_have_format,
     torch_format,
 )
-from autotune_agent.facts import is_capturing
 from autotune_agent.setting import Setting, safely
 
 # Detects a loss that is computed in lower precision outside of the models that run under autocast.

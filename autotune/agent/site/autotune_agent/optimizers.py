@@ -13,8 +13,8 @@ from functools import partial, wraps
 from types import FrameType
 from typing import Any
 
-from autotune_agent.applying import follow_formats, set_implementation
 from autotune_agent.facts import is_capturing
+from autotune_agent.in_place import follow_formats, set_implementation
 from autotune_agent.setting import Setting, safely
 
 # Trainings that update their weights in their own code, without an optimizer of torch.optim.

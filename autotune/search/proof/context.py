@@ -16,7 +16,7 @@ from autotune.workload.scoring import Scorer
 
 
 @dataclass(frozen=True)
-class Final:
+class ProofContext:
     """Everything that the steps of the proof share.
 
     Attributes:

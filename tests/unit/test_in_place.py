@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.agent.site.autotune_agent import applying
+from autotune.agent.site.autotune_agent import in_place
 from autotune.base.errors import AutotuneError
 from autotune.knobs import KNOBS
 from autotune.launcher import script_entry
@@ -44,7 +44,7 @@ def in_both() -> dict[tuple[str, int], Any]:
 def test_a_script_gets_what_a_workload_gets(in_both: dict[tuple[str, int], Any], kind: str, dimensions: int) -> None:
     workload, script, why_not = in_both[kind, dimensions]
     assert workload == script and why_not == [None, None]
-    layout = applying.torch_format(LAST[dimensions])
+    layout = in_place.torch_format(LAST[dimensions])
     sides = [8] * (dimensions - 2)
     weights = torch.empty(4, 3, *[3] * (dimensions - 2)).contiguous(memory_format=layout).stride()
     assert tuple(script["weight"]) == tuple(script["gradient"]) == weights
@@ -89,11 +89,11 @@ def _buffer(net: nn.Module) -> object:
 @pytest.mark.parametrize("share", [_flat, _flat_gradients, _twice, _average, _buffer])
 def test_tensors_that_share_their_memory_stay_where_they_are(share: Any) -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 2))
-    assert applying.cannot_lay_out(net, "channels_last") is None
+    assert in_place.cannot_lay_out(net, "channels_last") is None
     held = share(net)
-    assert applying.cannot_lay_out(net, "channels_last") == applying.SHARED
-    assert applying.shares_memory(net)
-    assert applying.cannot_lay_out(net, "contiguous") is None, "there is nothing to be moved"
+    assert in_place.cannot_lay_out(net, "channels_last") == in_place.SHARED
+    assert in_place.shares_memory(net)
+    assert in_place.cannot_lay_out(net, "contiguous") is None, "there is nothing to be moved"
     with pytest.raises(RuntimeError, match="share their memory"):
         apply_model(net, {"memory_format": "channels_last"}, "cpu")
     switch = Switch(net, torch.optim.SGD(net.parameters(), lr=0.1), as_found())
@@ -108,7 +108,7 @@ def test_a_weight_that_two_modules_use_is_one_weight() -> None:
     net[1].weight = net[0].weight
     for _ in range(2):
         net[1](net[0](torch.randn(2, 3, 8, 8))).sum().backward()
-        assert applying.cannot_lay_out(net, "channels_last") is None
+        assert in_place.cannot_lay_out(net, "channels_last") is None
     apply_model(net, {"memory_format": "channels_last"}, "cpu")
     assert net[1].weight is net[0].weight and not net[0].weight.is_contiguous()
 
