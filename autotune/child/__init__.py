@@ -1,6 +1,7 @@
 """The child process of a trial. It imports torch and user code; no other part of autotune imports this package.
 
 `__main__` is the template process that forks one child per launch; `run` carries out one launch from spec to result;
-`probe`, `measure`, `ceilings`, `train_check` and `hold` are the kinds of launch; `failure` maps an exception to a
+`probe`, `loop`, `turns`, `train_check` and `hold` carry out the kinds of launch for workloads, `script_launches` and
+`script_turns` for scripts; `failure` maps an exception to a
 status with its cause.
 """

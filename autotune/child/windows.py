@@ -429,6 +429,7 @@ class Windows:
             ci95_per_s=(rate.low_per_s, rate.high_per_s),
             steady_per_s=steady.per_s,
             windows=windows,
+            samples_per_step=sum(window.samples for window in windows) / sum(window.steps for window in windows),
             step_s=tuple(step.step_s for step in steps),
             wait_s=tuple(step.wait_s for step in steps),
             device_s=tuple(step.device_s for step in steps),

@@ -321,8 +321,18 @@ def outcome_of(setup: Setup, proof: Proof, course: Course, conclusion: Conclusio
         allow_busy=spec.allow_busy,
         ranks=setup.conditions.ranks,
         ledger=seconds_by_purpose(files, course.elapsed_s),
-        # `Proof` and `Outcome` use the same names for the results of the proof.
-        **{name: value for name, value in vars(proof).items() if name != "unproven"},
+        baseline=proof.baseline,
+        best=proof.best,
+        best_same_batch=proof.best_same_batch,
+        finalists=proof.finalists,
+        baseline_unmet=proof.baseline_unmet,
+        tie=proof.tie,
+        dropped=proof.dropped,
+        bottlenecks=proof.bottlenecks,
+        checks=proof.checks,
+        hold=proof.hold,
+        ablation=proof.ablation,
+        data=proof.data,
     )
 
 
@@ -342,15 +352,14 @@ def break_even_of(best: Standing, finalists: Sequence[Standing], trials: Sequenc
     """
     trial = next((t for t in trials if t.number == best.trial), None)
     measured = None if trial is None else trial.result.measurement
-    if not compiles(best.config) or trial is None or measured is None or not measured.windows:
+    if not compiles(best.config) or trial is None or measured is None or measured.samples_per_step is None:
         return None
     # Only figures from the same turns can be compared. The baseline is always among the finalists.
     eager = max((s for s in finalists if not compiles(s.config)), key=lambda s: s.speedup, default=None)
     if eager is None or eager.speedup >= best.speedup:
         return None
     # Its own steps say what one counts: a script may take a step for several batches, a workload may count tokens.
-    in_step = sum(window.samples for window in measured.windows) / sum(window.steps for window in measured.windows)
-    samples = in_step * int(best.config["batch_size"]) / int(trial.config["batch_size"])
+    samples = measured.samples_per_step * int(best.config["batch_size"]) / int(trial.config["batch_size"])
     per_step_s = samples / best.samples_per_second
     gain_s = (best.speedup / eager.speedup - 1) * per_step_s
     extra_s = max(0.0, best.startup_s + best.compile_s - eager.startup_s - eager.compile_s)

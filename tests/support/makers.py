@@ -63,6 +63,7 @@ def make_measurement(
         "ci95_per_s": (rate.low_per_s, rate.high_per_s),
         "steady_per_s": rate.per_s,
         "windows": windows,
+        "samples_per_step": batch_size,
         "step_s": kept,
         "wait_s": tuple(0.1 * s for s in kept),
         "device_s": tuple(0.9 * s for s in kept),

@@ -22,7 +22,7 @@ from autotune.search import resume, search
 from autotune.space import Lessons, key
 from autotune.study.budget import GRACE_S
 from autotune.study.tables import LaunchTables, read_heats, read_trials
-from tests.support import Play
+from tests.support import Play, make_measurement
 
 from .world import FIXED, World, plain, rate
 
@@ -56,6 +56,25 @@ def test_the_profile_says_whether_files_came_from_the_page_cache(world: World, d
     """This workload does not ask for generated data, so it brings its own, of which nothing is known."""
     search(world.spec(budget_s=120, trials=2, data=data), world.folder, world.env(plain))
     assert read(world.files.profile).conditions.page_cache == world.outcome.page_cache == state
+
+
+@pytest.mark.slow
+def test_an_outcome_says_after_how_many_steps_compiling_pays(world: World) -> None:
+    """40 s of compiling are made up at 100 samples/s instead of 50 after 4,000 of them: 125 steps of 32 samples."""
+
+    def compiling(spec: TrialSpec) -> Play:
+        compiled = spec.config["compile_mode"] == "default"
+        rate_per_s = 100.0 if compiled else 50.0
+        measurement = make_measurement(rate_per_s, compile_s=40.0 if compiled else 0.6)
+        return Play(rate_per_s=rate_per_s, wall_s=50.0 if compiled else 10.0, measurement=measurement)
+
+    fixed = {**FIXED, "precision": "fp32"}
+    del fixed["compile_mode"]
+    request = world.spec(fixed=fixed, narrowed={"compile_mode": ("off", "default")}, budget_s=900.0)
+    search(request, world.folder, world.env(compiling))
+    outcome = world.outcome
+    assert outcome.best.config["compile_mode"] == "default" and outcome.break_even is not None
+    assert outcome.break_even.steps == pytest.approx(125, rel=0.1)
 
 
 @pytest.mark.slow

@@ -70,6 +70,7 @@ class Measurement(Record):
         ci95_per_s: its 95 % interval ``(low, high)``.
         steady_per_s: the rate inside the windows alone.
         windows: the kept windows, in order.
+        samples_per_step: of a kept step, on the average; ``None`` in measurements of older versions.
         step_s, wait_s, device_s: per kept step: whole step, wait for the loader, work on the device.
             ``step_s`` is about ``wait_s + device_s`` plus the overhead of the loop.
         loader_capacity_per_s: samples per second the workers could deliver: workers times batch size over the mean time
@@ -122,6 +123,7 @@ class Measurement(Record):
     ci95_per_s: tuple[float, float]
     steady_per_s: float
     windows: tuple[Window, ...]
+    samples_per_step: float | None = None
     step_s: tuple[float, ...]
     wait_s: tuple[float, ...]
     device_s: tuple[float, ...]

@@ -135,7 +135,8 @@ class Standing(Record):
             trial's own, which is too high on average because the trial was selected for it.
         speedup: over the baseline, with its 95 % interval.
         score: the objective's, averaged over the launches.
-        compile_s, startup_s, epoch_turn_s, loader_wait_fraction: medians over the launches.
+        compile_s: of its graphs, with a cold cache. startup_s, epoch_turn_s, loader_wait_fraction: medians over the
+            launches.
         peak_memory_bytes: maximum over the launches.
     """
 
