@@ -30,8 +30,10 @@ PROOF_TRIALS, PROOF_PART = 18, 0.25
 VERDICT_LAUNCHES, CHECK_LAUNCHES = 5, 2
 #: One launch of each does not show how much launches vary, so it proves nothing.
 LEAST_LAUNCHES = 2
-#: A budget may be exceeded by this many seconds or this fraction of it, whichever is more.
+#: A command may exceed its budget by this many seconds or this fraction of it, whichever is more. Of these, the start
+#: of Python, the end of the last processes and the report take about so many, and none of them is counted.
 GRACE_S, GRACE = 5.0, 0.05
+UNCOUNTED_S = 2.0
 #: Seconds of the count that can be lost to a SIGKILL.
 SAVE_EVERY_S = 5.0
 
@@ -98,7 +100,7 @@ class Budget:
     @property
     def grace_s(self) -> float:
         """Seconds by which launches running at its end may exceed it."""
-        return max(GRACE_S, GRACE * self.limit_s)
+        return max(GRACE_S, GRACE * self.limit_s) - UNCOUNTED_S
 
     @property
     def is_paused(self) -> bool:
