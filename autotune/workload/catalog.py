@@ -19,6 +19,7 @@ from typing import Literal
 
 from autotune.base.errors import MachineError, UnknownNameError, UsageError
 from autotune.base.records import Value, WorkloadRef
+from autotune.workload.contract import PARTS
 
 #: The catalog files that serve all of torchvision's names, each with the folder below its models that registers them.
 _TORCHVISION = {
@@ -286,7 +287,8 @@ def constants(path: Path, names: Sequence[str]) -> dict[str, Value | None]:
     nodes = list(ast.walk(tree))
     bound = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
     bound += [node.asname or node.name for node in nodes if isinstance(node, ast.alias)]
-    everything = "*" in bound
+    # Names in a file with `PARTS` may be anybody's.
+    everything = "*" in bound or PARTS in bound
     return {
         name: literals.get(name) if bound.count(name) == 1 and not everything else None
         for name in names

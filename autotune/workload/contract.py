@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from autotune.base.errors import UnknownNameError, WorkloadError
@@ -92,6 +93,8 @@ OPTIONAL = (
     *("validation", "schedule", "state", "load_state"),
 )
 CONSTANTS = ("BATCH_SIZE", "IMAGE_SIZE", "CPU_IMAGE_SIZE", "DATA", "VARYING_SHAPES", "KNOBS", "DDP", "ARGS")
+#: In a file that `autotune.tune` has written, a dictionary of these by name, if other things have their names there.
+PARTS = "_AUTOTUNE_PARTS"
 DEFAULT_BATCH_SIZE = 32
 
 
@@ -199,7 +202,8 @@ def load(ref: WorkloadRef) -> Workload:
         module = _import_file(Path(ref.path), ref.module)
     else:
         module = _import_module(ref.module)
-    workload: Any = module
+    parts = getattr(module, PARTS, None)
+    workload: Any = module if parts is None else SimpleNamespace(**parts)
     if ref.attribute is not None:
         try:
             workload = getattr(module, ref.attribute)

@@ -19,6 +19,7 @@ import autotune
 from autotune.base.errors import UnknownNameError, UsageError
 from autotune.search.tuning import ARGUMENTS
 from autotune.study.request import OPTIONS, spec_of
+from autotune.workload.catalog import constants
 
 #: Takes the functions from a script's main module, writes their file, and imports it in a fresh process.
 SCRIPT = """
@@ -93,6 +94,18 @@ def imported(path: str, expression: str) -> str:
     )
     file = Path(path)
     command = [sys.executable, "-P", "-c", code, str(file.parent), file.stem, expression]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, cwd="/").stdout.strip()
+
+
+def loaded(path: str, expression: str) -> str:
+    """Load a workload's file in a fresh process, as a trial does, and evaluate an expression with ``found``."""
+    code = (
+        "import sys; from autotune import Context; from autotune.workload.catalog import find_workload\n"
+        "from autotune.workload.contract import load\n"
+        "found, ctx = load(find_workload(sys.argv[1], {})), Context('cpu', 1, None, 0, None)\n"
+        "print(eval(sys.argv[2]))"
+    )
+    command = [sys.executable, "-P", "-c", code, path, expression]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, cwd="/").stdout.strip()
 
 
@@ -275,12 +288,25 @@ def loss(ctx, model, batch): return batch_loss(model, batch), optimizer(model)
         assert imported(before, "model(), dataset(1)") == "([3, 3], 3)"
         assert imported(after, "model(), dataset(1)") == "((4, 4), -4)"
 
-    def test_names_are_not_mixed_up(self, written: Any) -> None:
+    def test_what_a_function_uses_is_no_part_of_the_workload(self, written: Any) -> None:
+        """Constants and helpers may be called like a workload's functions and constants."""
+        code = FUNCTIONS.replace(
+            "def model(ctx): return ctx",
+            """
+DATA, BATCH_SIZE = ("a", "b"), "auto"
+def loader(samples): return samples
+def collate(samples): return [*samples, BATCH_SIZE]
+def build(): return collate(loader(DATA))
+""",
+        )
+        path = written(code, FOUR.replace("model=model", "model=build, KNOBS={'deep': (False, True)}"))
+        assert loaded(path, "found.model(ctx), found.KNOBS, sorted(vars(found))") == (
+            "(['a', 'b', 'auto'], {'deep': (False, True)}, ['KNOBS', 'dataset', 'loss', 'model', 'optimizer'])"
+        )
+        assert constants(Path(path), ("BATCH_SIZE",)) == {"BATCH_SIZE": None}
+        # A method, and a helper of its name.
         body = FUNCTIONS.replace("(ctx): return ctx", "(self, ctx): return model(ctx)").replace("\n", "\n    ")
-        found = written(f"{FUNCTIONS}class Mine:{body}", "Mine")
-        assert found.startswith("the workload uses another thing called 'model' than its own model")
-        found = written(f"{FUNCTIONS}def build(ctx): return model(ctx)", FOUR.replace("model=model", "model=build"))
-        assert found.startswith("the workload uses another thing called 'model'")
+        assert loaded(written(f"{FUNCTIONS}class Mine:{body}", "Mine"), "found.model(7), found.dataset(8)") == "(7, 8)"
 
     def test_a_module_is_its_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         from autotune.search.tuning.workload_file import model_argument

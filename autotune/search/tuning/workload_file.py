@@ -24,7 +24,7 @@ from typing import Any
 from autotune.base.errors import UsageError
 from autotune.base.files import write_atomic
 from autotune.base.layout import workload_source
-from autotune.workload.contract import CONSTANTS, OPTIONAL, REQUIRED, takes_context
+from autotune.workload.contract import CONSTANTS, OPTIONAL, PARTS, REQUIRED, takes_context
 
 # The source of functions and classes: where it is found, and which names it uses.
 
@@ -281,25 +281,21 @@ class _Writer:
         return "\n".join(part for part in parts if part)
 
     def _namespace(self, workload: object) -> list[str]:
-        lines = []
+        parts = {}
         for name in (*REQUIRED, *OPTIONAL, *CONSTANTS):
-            value = _part(workload, name)
+            value, own, user = _part(workload, name), name, "the workload"
             if value is None or (name in OPTIONAL and not callable(value)):
                 continue
             if isinstance(value, FunctionType | type) and value.__name__ != "<lambda>":
-                own = value.__name__
-                self._add(own, value, name)
-                if name in REQUIRED and not takes_context(value, REQUIRED[name]):
-                    self._imports["from autotune.workload.contract import without_context as _bare"] = None
-                    lines.append(f"{name} = _bare({own})")
-                elif own != name:
-                    lines.append(f"{name} = {own}")
+                own, user = value.__name__, name
             elif isinstance(value, MethodType):
                 raise UsageError(f"{name} is a method of an object", advice="give the object itself to autotune.tune.")
-            else:
-                self._add(name, value, "the workload")
-        self._refuse_taken(lines)
-        return lines
+            self._add(own, value, user)
+            parts[name] = own
+            if name in REQUIRED and not takes_context(value, REQUIRED[name]):
+                self._imports["from autotune.workload.contract import without_context as _bare"] = None
+                parts[name] = f"_bare({own})"
+        return self._named(parts)
 
     def _object(self, workload: object) -> list[str]:
         kind = workload if isinstance(workload, type) else type(workload)
@@ -310,17 +306,15 @@ class _Writer:
             own = self._expression(dict(vars(workload)), f"an instance of {kind.__name__}")
             lines = [f"{_OBJECT} = object.__new__({kind.__name__})", f"vars({_OBJECT}).update({own})"]
         names = [n for n in (*REQUIRED, *OPTIONAL, *CONSTANTS) if _part(workload, n) is not None]
-        lines += [f"{name} = {_OBJECT}.{name}" for name in names]
-        self._refuse_taken(lines)
-        return lines
+        return lines + self._named({name: f"{_OBJECT}.{name}" for name in names})
 
-    def _refuse_taken(self, lines: list[str]) -> None:
-        """Raise `UsageError` if a part of the workload would replace something else of the same name."""
-        for name, _, value in (line.partition(" = ") for line in lines):
-            if name in self._known and value != f"_bare({name})":
-                raise UsageError(
-                    f"the workload uses another thing called {name!r} than its own {name}", advice="rename that one."
-                )
+    def _named(self, parts: Mapping[str, str]) -> list[str]:
+        """Return lines that make something the parts of the workload, as names of the file. If what the workload uses
+        has one of these names, they stand in a dictionary instead."""
+        names = (*REQUIRED, *OPTIONAL, *CONSTANTS)
+        if all(parts.get(name) in (name, f"_bare({name})") for name in names if name in self._known):
+            return [f"{name} = {value}" for name, value in parts.items() if value != name]
+        return [f"{PARTS} = {{", *(f"    {name!r}: {value}," for name, value in parts.items()), "}"]
 
     def _add(self, name: str, value: Any, user: str) -> None:
         """Provide for a global name. ``user``: what uses it, for error messages."""
