@@ -17,6 +17,7 @@ bytes are a quarter as large, and become numbers around zero on the device.
 
 import warnings
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -49,8 +50,9 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 class SameImage(Dataset[tuple[torch.Tensor, int]]):
     """`--data synthetic`: no decoding at all, so that the loader costs next to nothing."""
 
-    def __init__(self, size: int, classes: int) -> None:
-        self.image = torch.randn(3, size, size)
+    def __init__(self, size: int, classes: int, *, floats: bool) -> None:
+        shape = (3, size, size)
+        self.image = torch.randn(shape) if floats else torch.randint(256, shape, dtype=torch.uint8)
         self.classes = classes
 
     def __len__(self) -> int:
@@ -98,6 +100,13 @@ class Mixing:
         return images, labels
 
 
+@cache
+def mean_and_spread(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two tensors (3, 1, 1) on a device, which are copied there once, and not in every step."""
+    mean, spread = (torch.tensor(values)[:, None, None].to(device) for values in (MEAN, SPREAD))
+    return mean, spread
+
+
 def mixes_on(ctx: Context, where: str) -> bool:
     if ctx.arg("mixing_on") not in ("host", "device"):
         raise ValueError(f"mixing_on={ctx.arg('mixing_on')} is neither host nor device")
@@ -111,13 +120,13 @@ def model(ctx: Context) -> nn.Module:
 
 def dataset(ctx: Context) -> Dataset[Any]:
     size, classes = ctx.image_size or IMAGE_SIZE, int(ctx.arg("classes"))
+    if ctx.knob("floats") == "device" and mixes_on(ctx, "host"):
+        raise ValueError("mixing_on=host mixes numbers, and workload.floats=device makes them later")
     if ctx.data.kind == "synthetic":
-        return SameImage(size, classes)
+        return SameImage(size, classes, floats=ctx.knob("floats") == "host")
     steps: list[nn.Module] = [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
     if ctx.knob("floats") == "host":
         steps += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(mean=MEAN, std=SPREAD)]
-    elif mixes_on(ctx, "host"):
-        raise ValueError("mixing_on=host mixes numbers, and workload.floats=device makes them later")
     read: Any = decode_bytes
     if ctx.knob("decoder") == "pillow":
         read, steps = decode, [v2.PILToTensor(), *steps]
@@ -147,7 +156,7 @@ def schedule(ctx: Context, optimizer: torch.optim.Optimizer, steps: int | None) 
 def loss(ctx: Context, model: nn.Module, batch: Batch) -> torch.Tensor:
     images, labels = batch
     if images.dtype == torch.uint8:
-        mean, spread = (torch.tensor(v, device=images.device)[:, None, None] for v in (MEAN, SPREAD))
+        mean, spread = mean_and_spread(images.device)
         images = (images.float() / 255 - mean) / spread
     if mixes_on(ctx, "device"):
         images, labels = Mixing(ctx).of((images, labels))

@@ -1,7 +1,8 @@
 """Whether batches in page-locked memory are copied to the device asynchronously (``non_blocking=True``).
 
-Helps: the host queues the copy and goes on, so that it overlaps with the step before. Where batches are page-locked,
-nearly every training does so.
+Helps: the host queues the copy and goes on with the next kernels, instead of waiting for it. On the device the copy
+still comes after the step before it: on one stream nothing overlaps. Where batches are page-locked, nearly every
+training does so.
 
 Hurts: hardly ever; the host runs ahead, and a batch in flight keeps its memory for longer. Without page-locked memory
 a copy waits for the device whatever is asked for, so the knob has no effect.
