@@ -19,7 +19,7 @@ from autotune.cli.daemon import StateDir
 from autotune.cli.matrix import ENDINGS, Asked, Cell, cells_of
 from autotune.cli.options import Json, refuse_group_options
 from autotune.cli.output import print_json, print_rich
-from autotune.profile import dump, store
+from autotune.profile import dump, in_force
 from autotune.profile.in_force import Exchanged, Row, Slot, Store, look_here
 from autotune.report.document import FittingTable, Line
 from autotune.report.listing import GridCell, GridTable, ProfileGrid, gain_text, grid_of, stale_text
@@ -179,14 +179,14 @@ Url = Annotated[str, typer.Argument(help="A folder, or s3://bucket/folder and th
 @app.command()
 def push(url: Url, state_dir: StateDir = None, as_json: Json = False) -> None:
     """Copy the profiles in force to a folder or an object store that other machines reach."""
-    _print_exchanged(store.push(Store(find_daemon(state_dir).profiles), url), as_json=as_json)
+    _print_exchanged(in_force.push(Store(find_daemon(state_dir).profiles), url), as_json=as_json)
 
 
 @app.command()
 def pull(url: Url, state_dir: StateDir = None, as_json: Json = False) -> None:
     """Take over profiles from there; `load_profile(model=…)` picks the one of the machine it runs on."""
     notices: list[str] = []
-    exchanged = store.pull(Store(find_daemon(state_dir).profiles), url, look_here(), notices.append)
+    exchanged = in_force.pull(Store(find_daemon(state_dir).profiles), url, look_here(), notices.append)
     for sentence in notices:
         typer.echo(f"warning: {sentence}", err=True)
     _print_exchanged(exchanged, as_json=as_json)
