@@ -244,15 +244,19 @@ class TestInASearch:
             assert len(others) >= 2 and all(e.ratio is not None for e in others)
 
     @pytest.mark.slow
-    @pytest.mark.parametrize(("budget_s", "early"), [(600, False), (900, True)])
-    def test_a_first_compilation_must_fit_even_if_it_is_slow(self, world: World, budget_s: int, early: bool) -> None:
+    @pytest.mark.parametrize("budget_s", [600, 900])
+    def test_a_first_compilation_must_fit_even_if_it_is_slow(self, world: World, budget_s: int) -> None:
         def worthwhile(spec: TrialSpec) -> Play:
             return Play(rate_per_s=48.0 if spec.config["compile_mode"] == "default" else 30.0, wall_s=10.0)
 
         fixed = {"num_workers": "0", "memory_format": "contiguous"}
         search(world.spec(budget_s=budget_s, fixed=fixed), world.folder, world.env(worthwhile))
+        # A heat would be lost if its time were up while it compiled, so a trial comes first; and it comes soon, as
+        # nothing among those that do not compile is faster.
         first = [h for h in read_heats(world.files) if h.after <= 2]
-        assert first and any(c["compile_mode"] == "default" for c in entrants_of(first)) == early
+        assert first and not any(c["compile_mode"] == "default" for c in entrants_of(first))
+        modes = [trial.config["compile_mode"] for trial in read_trials(world.files)]
+        assert "default" in modes[:4]
         assert world.outcome.best.config["compile_mode"] == "default"
 
     @pytest.mark.slow

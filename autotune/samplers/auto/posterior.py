@@ -274,6 +274,8 @@ class Knowledge:
         self.compared = 0
         #: Number of trials that had ended when each heat began.
         self._after: list[int] = []
+        #: The values that have been measured, by knob.
+        self._values: set[tuple[str, Value]] = set()
         self._experience = experience
         self._learnt: set[int] = set()
         #: How often each part of a configuration has been compared in a heat; at least `ENOUGH_HEATS` if it failed
@@ -342,6 +344,23 @@ class Knowledge:
         """Number of heats since the last trial."""
         return self._after.count(self.learnt)
 
+    def trust(self, configs: Sequence[Config], least: float) -> Array:
+        """Return how far the expected gain of each configuration is trusted, ``(N,)``: 1 if it has a value that nothing
+        measured has had, and else the less, the more trials and heats have found nothing faster.
+
+        What is left to hope of values that are known is that they are better together. Laplace's rule of succession
+        gives the chance that this is found now, after so many attempts that have not.
+
+        Args:
+            least: gains that differ by no more than this count as equal.
+        """
+        rates = {i: self.rates.seen[i].log_rate for i in self.right}
+        best = max(rates.values())
+        first = next(i for i in sorted(rates) if rates[i] >= best - least)
+        fruitless = len(self.numbers) - 1 - first + sum(ended > self.numbers[first] for ended in self._after)
+        known = [all(value in self._values for value in config.items()) for config in configs]
+        return np.where(known, 1 / (1 + fruitless), 1.0)
+
     def may_enter(self, config: Config, side: Side) -> bool:
         """Return whether a configuration may take part in a heat: not ruled out, certain to fit into memory, and not
         compared often enough already."""
@@ -367,6 +386,7 @@ class Knowledge:
                 and key(entrant.config) not in self._experience.ran
             ):
                 self.memory.learn_oom(entrant.config)
+        self._values |= {value for e in measured for value in e.config.items()}
         if len(measured) > 1 and self.splits:
             turns = [sum(turn is not None for turn in e.turns) for e in measured]
             self.rates.add_heat(
@@ -447,6 +467,7 @@ class Knowledge:
         if complete:
             self.complete.append(len(self.numbers))
         self.numbers.append(number)
+        self._values |= set(seen.config.items())
         self.rates.add(seen)
         self._close(seen.config)
 

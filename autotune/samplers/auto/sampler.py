@@ -400,9 +400,10 @@ def why_end(left: float, noise_sd: float, *, beyond: bool) -> str:
 # After each trial three models are fitted: of the rates (`rates`), of the memory (`memory`) and of the duration of a
 # trial (`autotune.samplers.sampler`). The next configuration is the one with the largest expected improvement per
 # second of a usual trial and of compiling (Snoek, Larochelle & Adams, "Practical Bayesian optimization of machine
-# learning algorithms", NIPS 2012) among those that certainly fit into memory. The search ends when the remaining
-# expected gain is less than the noise of a launch (Makarova et al., "Automatic termination for hyperparameter
-# optimization", AutoML 2022).
+# learning algorithms", NIPS 2012), the seconds raised to the part of the search time that is left (Lee, Perrone,
+# Archambeau & Seeger, "Cost-aware Bayesian optimization", 2020), among those that certainly fit into memory. The search
+# ends when the remaining expected gain is less than the noise of a launch (Makarova et al., "Automatic termination for
+# hyperparameter optimization", AutoML 2022).
 #
 # All proposals are determined by the space, the seed, the finished trials and heats, the running trials, and the
 # seconds left, so an interrupted search resumes as it would have continued. Trials that run beside the next one count
@@ -619,6 +620,11 @@ class AutoSampler(Searcher):
             climbed.append(top)
 
     @property
+    def _left_part(self) -> float:
+        """Fraction of the search time that is left."""
+        return 1.0 if math.isinf(self._limit_s) else max(0.0, min(1.0, self._left_s() / self._limit_s))
+
+    @property
     def _trial_s(self) -> float:
         """Seconds of a usual trial without compilation."""
         return self._known.costs.plain_s(self._known.space.baseline)
@@ -645,7 +651,10 @@ class AutoSampler(Searcher):
         if "device" in self._turn_s and (draft is None or draft.more <= per_s * draft.proposal.seconds):
             beside = known.rates.seen[best].config if outlook.top is None else outlook.top
             draft = draft_device(known, fitted, best, beside, terms)
-        return draft if draft is not None and draft.more > per_s * draft.proposal.seconds else None
+        if draft is None:
+            return None
+        trust = float(known.trust(draft.proposal.entrants, least).max())
+        return draft if trust * draft.more > per_s * draft.proposal.seconds else None
 
     def _outlook(self, fitted: Fitted, best: int, fits: Bools, *, refine: bool = False) -> Outlook:
         """Compute the prospects of everything on offer.
@@ -665,6 +674,8 @@ class AutoSampler(Searcher):
         # A trial is not worth more because it starts sooner, its steps are quick or its queue is emptied soon: few
         # trials are made, and each is to be of the best there is. Compiling takes the time of several.
         cost_s = max(0.5, self._trial_s) + offers.compile_s(known.costs)
+        # Gain per second alone prefers what is cheap until the end. With the time, the seconds count for less.
+        cost_s **= self._left_part
         if not (local or refine):
             is_open &= ~offers.further
         # As long as nothing meets what is required, the gain is to find something that does.
@@ -689,7 +700,8 @@ class AutoSampler(Searcher):
         # A configuration not known to fit needs another trial first, which costs about as much.
         cost_s *= np.where(fits, 1.0, 2.0)
         # If nothing is expected to gain anything, prefer the fastest.
-        worth = np.where(is_open, (gain + NEAREST * np.exp(rate - rate.max())) / cost_s, -1.0)
+        hoped = gain * known.trust(offers.pool.configs, max(LEAST_GAIN, NOISE_PART * self._noise_sd()))
+        worth = np.where(is_open, (hoped + NEAREST * np.exp(rate - rate.max())) / cost_s, -1.0)
         if local:
             centre = known.rates.seen[best].config
             worth = np.where([distance(c, centre) <= 1 for c in offers.pool.configs], worth, FAR * worth)
