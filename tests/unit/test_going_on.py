@@ -84,7 +84,8 @@ def test_a_search_goes_on_when_the_check_rejects_every_finalist(tmp_path: Path) 
 def test_a_race_that_shows_nothing_gives_its_time_to_those_left_out(tmp_path: Path) -> None:
     """The trials with bf16 seem faster than they are, and nothing else is worth a trial."""
     world = World(tmp_path)
-    honest = script_of(1.0, 1.0, wrong=False)
+    # By most seeds either all that seem faster fit into one race, or none of those left out fits into the rest.
+    honest = script_of(1.0, 1.0, wrong=False, seed=8)
 
     def script(spec: TrialSpec) -> Play:
         found = honest(spec)
@@ -93,9 +94,9 @@ def test_a_race_that_shows_nothing_gives_its_time_to_those_left_out(tmp_path: Pa
         rate = 1.2 * found.rate_per_s
         return Play(rate_per_s=rate, wall_s=6.0, measurement=make_measurement(rate, batch_size=spec.batch_size))
 
-    outcome = run(world, script, budget_s=200.0)
+    outcome = run(world, script, budget_s=240.0)
     assert key(outcome.best.config) == key(outcome.baseline.config)
-    assert outcome.found is Finding.KEEP and outcome.elapsed_s < 200
+    assert outcome.found is Finding.KEEP and outcome.elapsed_s < 240
     rounds = [s.launch for s in launches(world) if s.launch.startswith("verify-")]
     assert len(set(rounds)) == len(rounds)
     first = {name.split("-")[1] for name in rounds if name.endswith("-1")}

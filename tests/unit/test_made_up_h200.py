@@ -20,6 +20,12 @@ def test_a_search_finds_what_the_card_has(tmp_path: Path) -> None:
     assert began == sorted(began) and launcher.log[0][1].launch == "probe-1"
 
 
+@pytest.mark.slow
+def test_compiling_is_tried_where_it_pays(tmp_path: Path) -> None:
+    _, outcome = search(Card(receiver_per_s=20_000.0), 600.0, 0, tmp_path)
+    assert outcome.best.config["compile_mode"] != "off" and outcome.elapsed_s <= 630
+
+
 def test_copies_from_pinned_memory_are_beside_the_kernels() -> None:
     config = {"precision": "bf16", "optimizer_impl": "fused", "batch_size": 512, "num_workers": 4}
     pinned, pageable = ({**config, "pin_memory": pins} for pins in (True, False))

@@ -20,7 +20,7 @@ from autotune.samplers.auto.features import LACK_SD, Array, Bools
 from autotune.samplers.auto.posterior import Knowledge
 from autotune.samplers.auto.regression import Fitted
 from autotune.samplers.sampler import NOTHING_LEFT, PREDICTED, Experience, HeatProposal, Searcher, graph
-from autotune.space import AT_ONCE, Space, canonical, distance, is_idle, key, samples_at_once, simplicity
+from autotune.space import AT_ONCE, Space, canonical, distance, is_idle, is_loaders, key, samples_at_once, simplicity
 
 # Which configurations to compare in a heat, and whether that is worth more than running the next trial.
 #
@@ -426,6 +426,8 @@ LEAST_GAIN, NOISE_PART = 0.002, 0.1
 DOUBT = 2.0
 #: Worth of a configuration that is expected to be as fast as the best but to gain nothing.
 NEAREST = 1e-6
+#: A trial is sooner than another if it takes less than this fraction of its time.
+SOONER = 0.8
 #: A configuration about as fast as the best is tried only if its gain by the objective that then decides exceeds this.
 LEAST_BESIDES = 0.02
 #: No search ends by itself before this many complete trials, or configurations compared in heats.
@@ -586,7 +588,8 @@ class AutoSampler(Searcher):
             choice = (chooser.at_own_batch(centre) if outlook.local else None) or chooser.first(
                 worth, outlook.gain, least, fits, why
             )
-            return Look(self._told(choice or chooser.risk(worth, centre), fitted), outlook.left, numbers)
+            choice = self._soonest(choice or chooser.risk(worth, centre), fitted, fits, least)
+            return Look(self._told(choice, fitted), outlook.left, numbers)
         # Nothing worthwhile is left except configurations not known to fit, and the best at the user's own batch.
         beyond = np.where(fits | (outlook.gain < least), -1.0, worth)
         choice = (
@@ -618,6 +621,30 @@ class AutoSampler(Searcher):
             if top in climbed:
                 return fits
             climbed.append(top)
+
+    def _soonest(
+        self, choice: tuple[Config, str] | None, fitted: Fitted, fits: Bools, least: float
+    ) -> tuple[Config, str] | None:
+        """Return, in place of a configuration that was chosen, the one of which a trial takes the least time, of those
+        that load otherwise and are expected to be as fast: the proof will launch it again and again."""
+        if choice is None:
+            return None
+        config, why = choice
+        known, offers = self._known, self._known.offers
+        others = {name: value for name, value in config.items() if not is_loaders(name)}
+        mean = fitted.mean(offers.pool)
+        chosen = float(fitted.mean(known.rates.pool([config]))[0])
+        seconds = offers.seconds(known.costs, None)
+        equals = [
+            i
+            for i in np.flatnonzero(offers.open & fits & ~offers.further & (mean >= chosen - least))
+            if {n: v for n, v in offers.pool.configs[i].items() if not is_loaders(n)} == others
+        ]
+        own_s = next((seconds[i] for i in equals if offers.pool.configs[i] == config), math.inf)
+        soonest = min(equals, key=lambda i: float(seconds[i]), default=None)
+        if soonest is None or not seconds[soonest] < SOONER * own_s < math.inf:
+            return choice
+        return offers.pool.configs[soonest], why
 
     @property
     def _left_part(self) -> float:
@@ -682,7 +709,9 @@ class AutoSampler(Searcher):
         chances = None if known.meeting is None else known.meeting.chances(offers.pool.whole)
         if known.meeting is not None and not known.meeting.met:
             gain = np.ones_like(gain)
-        gain = gain if chances is None else gain * chances
+        trust = known.trust(offers.pool.configs, max(LEAST_GAIN, NOISE_PART * self._noise_sd()))
+        chances = trust if chances is None else trust * chances
+        gain = gain * chances
         # The maximum of many rough estimates is biased upwards: re-evaluate the most promising with more draws.
         criteria = [
             np.where(mask, values, 0.0)
@@ -692,16 +721,16 @@ class AutoSampler(Searcher):
         shortlist = np.unique(np.concatenate([np.argsort(-values, kind="stable")[:CLOSER] for values in criteria]))
         if known.meeting is None or known.meeting.met:
             gain[shortlist], _ = fitted.gains(best, offers.pool[shortlist], CLOSER_DRAWS, rng)
-            gain[shortlist] *= 1.0 if chances is None else chances[shortlist]
+            gain[shortlist] *= chances[shortlist]
         promising = shortlist[np.argsort(-gain[shortlist], kind="stable")]
         first = next((i for i in promising if is_open[i] and fits[i] and chooser.allowed(i)), None)
-        left_to_gain = 0.0 if first is None else float(gain[first])
+        # Ending too early costs more than a trial too many.
+        left_to_gain = 0.0 if first is None else float(gain[first] / math.sqrt(trust[first]))
         top = None if first is None else offers.pool.configs[first]
         # A configuration not known to fit needs another trial first, which costs about as much.
         cost_s *= np.where(fits, 1.0, 2.0)
         # If nothing is expected to gain anything, prefer the fastest.
-        hoped = gain * known.trust(offers.pool.configs, max(LEAST_GAIN, NOISE_PART * self._noise_sd()))
-        worth = np.where(is_open, (hoped + NEAREST * np.exp(rate - rate.max())) / cost_s, -1.0)
+        worth = np.where(is_open, (gain + NEAREST * np.exp(rate - rate.max())) / cost_s, -1.0)
         if local:
             centre = known.rates.seen[best].config
             worth = np.where([distance(c, centre) <= 1 for c in offers.pool.configs], worth, FAR * worth)
