@@ -86,15 +86,19 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     sys.modules.pop("beside", None)
 
 
+def evaluated(code: str, *words: str) -> str:
+    """Return what code prints in a fresh process with these arguments."""
+    command = [sys.executable, "-P", "-c", code, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, cwd="/").stdout.strip()
+
+
 def imported(path: str, expression: str) -> str:
     """Import a file in a fresh process, as a trial does, and evaluate an expression with its names."""
     code = (
         "import importlib, sys; sys.path.insert(0, sys.argv[1])\n"
         "print(eval(sys.argv[3], vars(importlib.import_module(sys.argv[2]))))"
     )
-    file = Path(path)
-    command = [sys.executable, "-P", "-c", code, str(file.parent), file.stem, expression]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, cwd="/").stdout.strip()
+    return evaluated(code, str(Path(path).parent), Path(path).stem, expression)
 
 
 def loaded(path: str, expression: str) -> str:
@@ -105,8 +109,7 @@ def loaded(path: str, expression: str) -> str:
         "found, ctx = load(find_workload(sys.argv[1], {})), Context('cpu', 1, None, 0, None)\n"
         "print(eval(sys.argv[2]))"
     )
-    command = [sys.executable, "-P", "-c", code, path, expression]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, cwd="/").stdout.strip()
+    return evaluated(code, path, expression)
 
 
 class TestArguments:

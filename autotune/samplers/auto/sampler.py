@@ -20,7 +20,7 @@ from autotune.samplers.auto.features import LACK_SD, Array, Bools
 from autotune.samplers.auto.posterior import Knowledge
 from autotune.samplers.auto.regression import Fitted
 from autotune.samplers.sampler import NOTHING_LEFT, PREDICTED, Experience, HeatProposal, Searcher, graph
-from autotune.space import AT_ONCE, Space, canonical, distance, is_idle, is_loaders, key, samples_at_once, simplicity
+from autotune.space import AT_ONCE, Space, canonical, device_part, distance, is_idle, key, samples_at_once, simplicity
 
 # Which configurations to compare in a heat, and whether that is worth more than running the next trial.
 #
@@ -559,9 +559,8 @@ class AutoSampler(Searcher):
         known.offers.rule_out(known.lessons)
         if not known.right:
             return Look(None, math.inf, ())
-        noise_sd = self._noise_sd()
+        noise_sd, least = self._noise_sd(), self._least
         fitted = known.rates.fit(noise_sd)
-        least = max(LEAST_GAIN, NOISE_PART * noise_sd)
         ranking = fitted.ranking(known.right, self.space.baseline, least)
         # A configuration that does not meet what is required is never the best, unless none does.
         ranking.sort(key=lambda i: known.numbers[i] in known.beyond)
@@ -588,7 +587,7 @@ class AutoSampler(Searcher):
             choice = (chooser.at_own_batch(centre) if outlook.local else None) or chooser.first(
                 worth, outlook.gain, least, fits, why
             )
-            choice = self._soonest(choice or chooser.risk(worth, centre), fitted, fits, least)
+            choice = self._soonest(choice or chooser.risk(worth, centre), fitted, fits)
             return Look(self._told(choice, fitted), outlook.left, numbers)
         # Nothing worthwhile is left except configurations not known to fit, and the best at the user's own batch.
         beyond = np.where(fits | (outlook.gain < least), -1.0, worth)
@@ -622,29 +621,31 @@ class AutoSampler(Searcher):
                 return fits
             climbed.append(top)
 
-    def _soonest(
-        self, choice: tuple[Config, str] | None, fitted: Fitted, fits: Bools, least: float
-    ) -> tuple[Config, str] | None:
+    def _soonest(self, choice: tuple[Config, str] | None, fitted: Fitted, fits: Bools) -> tuple[Config, str] | None:
         """Return, in place of a configuration that was chosen, the one of which a trial takes the least time, of those
         that load otherwise and are expected to be as fast: the proof will launch it again and again."""
         if choice is None:
             return None
         config, why = choice
         known, offers = self._known, self._known.offers
-        others = {name: value for name, value in config.items() if not is_loaders(name)}
         mean = fitted.mean(offers.pool)
         chosen = float(fitted.mean(known.rates.pool([config]))[0])
         seconds = offers.seconds(known.costs, None)
         equals = [
             i
-            for i in np.flatnonzero(offers.open & fits & ~offers.further & (mean >= chosen - least))
-            if {n: v for n, v in offers.pool.configs[i].items() if not is_loaders(n)} == others
+            for i in np.flatnonzero(offers.open & fits & ~offers.further & (mean >= chosen - self._least))
+            if device_part(offers.pool.configs[i]) == device_part(config) and self._chooser.allowed(int(i))
         ]
         own_s = next((seconds[i] for i in equals if offers.pool.configs[i] == config), math.inf)
         soonest = min(equals, key=lambda i: float(seconds[i]), default=None)
         if soonest is None or not seconds[soonest] < SOONER * own_s < math.inf:
             return choice
         return offers.pool.configs[soonest], why
+
+    @property
+    def _least(self) -> float:
+        """Gains that differ by no more than this count as equal."""
+        return max(LEAST_GAIN, NOISE_PART * self._noise_sd())
 
     @property
     def _left_part(self) -> float:
@@ -709,7 +710,7 @@ class AutoSampler(Searcher):
         chances = None if known.meeting is None else known.meeting.chances(offers.pool.whole)
         if known.meeting is not None and not known.meeting.met:
             gain = np.ones_like(gain)
-        trust = known.trust(offers.pool.configs, max(LEAST_GAIN, NOISE_PART * self._noise_sd()))
+        trust = known.trust(offers.pool.configs, self._least)
         chances = trust if chances is None else trust * chances
         gain = gain * chances
         # The maximum of many rough estimates is biased upwards: re-evaluate the most promising with more draws.

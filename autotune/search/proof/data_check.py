@@ -20,7 +20,7 @@ from autotune.knobs.persistent_workers import KNOB as PERSISTENT
 from autotune.search.proof.context import ProofContext
 from autotune.search.proof.race import Entrant, ended_from_outside
 from autotune.search.proof.train_check import checked
-from autotune.space import canonical, is_loaders, key, loads_as
+from autotune.space import canonical, device_part, is_loaders, key, loads_as
 
 #: Seconds that such a launch takes beyond its startup, as a first guess.
 TAKES_S = 5.0
@@ -107,8 +107,9 @@ def _compared(context: ProofContext, config: Config) -> dict[str, Value]:
     batch = baseline["batch_size"]
     if context.by_command:
         return canonical({**config, "batch_size": batch})
-    rest = {n: v for n, v in baseline.items() if not is_loaders(n)}
-    return canonical({**rest, **{n: v for n, v in config.items() if is_loaders(n)}, "batch_size": batch})
+    return canonical(
+        {**device_part(baseline), **{n: v for n, v in config.items() if is_loaders(n)}, "batch_size": batch}
+    )
 
 
 def _result(context: ProofContext, name: str, title: str, config: Config, plan: DeliveryPlan) -> TrialResult | None:
