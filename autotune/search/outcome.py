@@ -157,11 +157,16 @@ def _untried(
         if heat.heat.side != "device":
             continue
         rows = {key(device_part(e.config)): e for e in heat.heat.entrants if e.ratio is not None}
-        baseline = rows.get(key(device_part(space.baseline)))
+        own, there = key(device_part(space.baseline)), key(device_part(space.in_heats(space.baseline)))
+        baseline = rows.get(own) or rows.get(there)
         for part, entrant in rows.items():
             # An entrant that dropped out is behind another one.
             left = entrant.status is TrialStatus.COMPLETE and part not in tried and not lessons.is_wrong(entrant.config)
-            if baseline is not None and left and (entrant.ratio or 0.0) > MAY_BE_FASTER * (baseline.ratio or math.inf):
+            if baseline is None or not left:
+                continue
+            # How much faster what all entrants have in common is than the baseline, no heat shows.
+            unknown = entrant is baseline and part != own
+            if unknown or (entrant.ratio or 0.0) > MAY_BE_FASTER * (baseline.ratio or math.inf):
                 return entrant
     return None
 

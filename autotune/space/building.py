@@ -100,6 +100,11 @@ class Space:
         launch_knob = next((name for name in differ if name in self.between_launches), None)
         return why_apart(config, other) if launch_knob is None else f"{launch_knob} needs a launch of its own"
 
+    def in_heats(self, config: Config) -> Config:
+        """Return a configuration with the values that it has in heats; see `Knob.in_heats`."""
+        names = [n for n in self.choices if n in KNOBS and n in config and KNOBS[n].in_heats in self.legal(n)]
+        return {**config, **{name: value for name in names if (value := KNOBS[name].in_heats) is not None}}
+
     def refusal(self, config: Config) -> str | None:
         """Return why a configuration may not be launched here; ``None`` if it may."""
         for name, value in canonical(config).items():

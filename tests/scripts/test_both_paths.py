@@ -19,7 +19,7 @@ TOGETHER: dict[str, tuple[int, dict[str, Value]]] = {
         {
             **{"precision": "bf16", "memory_format": "channels_last", "optimizer_impl": "fused"},
             **{"num_workers": 2, "prefetch_factor": 4, "persistent_workers": True, "intra_op_threads": 2},
-            **{"cudnn_benchmark": True},
+            **{"cudnn_benchmark": True, "malloc": "keep"},
         },
     ),
     "compiled": (
@@ -27,7 +27,10 @@ TOGETHER: dict[str, tuple[int, dict[str, Value]]] = {
         {"compile_mode": "default", "optimizer_impl": "foreach", "num_workers": 1, "prefetch_factor": 2,
          "persistent_workers": False},
     ),
-    "plain": (4, {"optimizer_impl": "for-loop", "memory_format": "contiguous", "cudnn_benchmark": False}),
+    "plain": (
+        4,
+        {"optimizer_impl": "for-loop", "memory_format": "contiguous", "cudnn_benchmark": False, "malloc": "default"},
+    ),
     "volumes": (5, {"precision": "bf16", "memory_format": "channels_last_3d"}),
 }  # fmt: skip
 #: Knobs that a script sets itself, or that need a card or several ranks.
@@ -46,6 +49,7 @@ def test_a_script_and_a_prepared_training_have_the_same_in_force(run: Runner, na
     own = run.run([sys.executable, str(SCRIPTS / "both_paths.py"), str(dimensions), str(profile)])
     assert "; not " not in ran.stderr, ran.stderr
     assert ran.seen == own.seen
+    assert ran.seen["keeps memory"] == (configuration.get("malloc") == "keep")
     if name == "all":
         assert ran.seen["computes in"] == "torch.bfloat16" and ran.seen["images"] and ran.seen["weights"]
 

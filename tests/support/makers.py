@@ -85,7 +85,8 @@ def make_measurement(
 
 
 def make_probe(**changes: Any) -> Probe:
-    """Make the probe of an image classifier with batch size 32, on a small machine without a GPU."""
+    """Make the probe of an image classifier with batch size 32, on a small machine without a GPU, of whose allocator
+    nothing can be set."""
     fields: dict[str, Any] = {
         "torch_version": "2.9.0",
         "torchvision_version": "0.24.0",
@@ -111,6 +112,7 @@ def make_probe(**changes: Any) -> Probe:
         "has_images": True,
         "optimizer_impls": ("for-loop", "foreach", "fused"),
         "own_optimizer_impl": "for-loop",
+        "malloc_settable": False,
         "parameters": 11_689_512,
         "dataset_samples": 1024,
         "sample_bytes": 3 * 96 * 96 * 4,

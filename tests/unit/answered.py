@@ -41,7 +41,8 @@ TURN_SD, OUTLIERS, OUTLIER = 0.04, 0.03, 1.33
 
 @dataclass(frozen=True)
 class Case:
-    """One search: how much launches vary and take, how many fit, and whether the loader is the limit."""
+    """One search: how much launches vary and take, how many fit, whether the loader is the limit, and whether freed
+    memory can be kept."""
 
     seed: int
     noise: float
@@ -49,6 +50,7 @@ class Case:
     launches: float = 8.0
     script: bool = True
     starved: bool = False
+    malloc: bool = False
 
     @property
     def budget_s(self) -> float:
@@ -75,6 +77,8 @@ class Training:
                 ("batch_size", 128): rng.choice((-0.1, 0.0, 0.15)),
                 ("compile_mode", "default"): rng.choice((-0.5, 0.0, 0.2)),
             }
+            if case.malloc:
+                self.effects["malloc", "keep"] = rng.choice((0.0, 0.1, 0.3))
             # What a heat tells of a configuration may be a little beside the truth.
             self.beside = {name: rng.gauss(0, 0.01) for name in self.effects}
             self.load_per_s = 120.0 if case.starved else rng.choice((3000.0, 20_000.0))
@@ -86,8 +90,8 @@ class Training:
     def best(self) -> float:
         """The largest ratio to be had without compiling, at the batch size that it has."""
         gains = [
-            max(0.0, *(effect for (name, _), effect in self.effects.items() if name == knob))
-            for knob in ("precision", "memory_format", "optimizer_impl")
+            max((0.0, *(effect for (name, _), effect in self.effects.items() if name == knob)))
+            for knob in ("precision", "memory_format", "optimizer_impl", "malloc")
         ]
         best = self.device_per_s({}) * math.exp(sum(gains))
         loads = self.load_per_s * 4
@@ -95,6 +99,9 @@ class Training:
 
     def device_per_s(self, config: Config, *, in_heat: bool = False) -> float:
         found = sum(self.effects.get(one, 0.0) + in_heat * self.beside.get(one, 0.0) for one in config.items())
+        if in_heat and config.get("malloc") == "default" and config["precision"] == "bf16":
+            # As seen where several trainings of which one freed much memory were in one process.
+            found += 0.3
         return 300 * math.exp(found)
 
     def capacity(self, config: Config) -> float:
@@ -193,7 +200,7 @@ def answer(case: Case, folder: Path, spec: Callable[..., Any] | None = None) -> 
     folder.mkdir(parents=True, exist_ok=True)
 
     def launcher(mark: str, *_: object) -> ScriptedLauncher:
-        made = Launcher(training, world, {})
+        made = Launcher(training, world, {"malloc_settable": case.malloc})
         world.launchers.append(made)
         return made
 

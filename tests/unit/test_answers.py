@@ -41,6 +41,21 @@ def test_what_can_be_faster_is_found_to_be(script: bool, starved: bool, tmp_path
     check(searches(SOME, tmp_path, script=script, starved=starved), 0.85)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("script", [True, False])
+def test_heats_that_would_deceive_do_not(script: bool, tmp_path: Path) -> None:
+    cells = itertools.product(range(2), NOISES, LAUNCHES_S)
+    cases = [Case(seed, noise, launch_s, script=script, malloc=True) for seed, noise, launch_s in cells]
+    found = [answer(case, tmp_path / str(i)) for i, case in enumerate(cases)]
+    check(found, 0.85)
+    for one in found:
+        outcome = one.outcome
+        if outcome is not None and outcome.found in (Finding.FASTER, Finding.LIKELY):
+            low, high = outcome.best.speedup_ci95
+            # An interval of 95 %, and the winner of several.
+            assert low / 1.1 < one.true_ratio < high * 1.1, one.log
+
+
 @pytest.mark.stress
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("script", [True, False])

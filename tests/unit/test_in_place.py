@@ -15,9 +15,10 @@ from torch import nn
 
 from autotune.agent.site.autotune_agent import in_place
 from autotune.base.errors import AutotuneError
-from autotune.knobs import KNOBS
+from autotune.knobs import KNOBS, SiteFacts
 from autotune.launcher import script_entry
 from autotune.training.step import Switch, apply_model, as_found
+from tests.support import make_host, make_probe
 
 LAST = {4: "channels_last", 5: "channels_last_3d"}
 
@@ -120,3 +121,34 @@ def test_state_that_shares_its_memory_stays_where_it_is() -> None:
     optimizer.state[net.weight]["momentum_buffer"] = memory[0]
     KNOBS["memory_format"].switch_model(net, optimizer, "channels_last")
     assert not net.weight.is_contiguous() and optimizer.state[net.weight]["momentum_buffer"].is_contiguous()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("MALLOC_TOP_PAD_", "1"), ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"), ("LD_PRELOAD", "libjemalloc.so")],
+)
+def test_an_allocator_that_somebody_has_chosen_is_left_alone(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert in_place.cannot_set_malloc() is None
+    monkeypatch.setenv(name, value)
+    assert in_place.set_malloc("keep") == in_place.NOT_GLIBCS and in_place.malloc_now() == "default"
+    assert KNOBS["malloc"].inactive_because(SiteFacts(make_probe(malloc_settable=False), make_host(), 32)) is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("value", ["default", "keep"])
+def test_freed_memory_is_kept_where_it_is_to_be(value: str) -> None:
+    lines = f"""
+import resource, torch
+from autotune.agent.site.autotune_agent import in_place
+assert in_place.set_malloc({value!r}) is None
+for _ in range(6):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(2**25)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=False, timeout=120)
+    # 128 MiB have 2**15 pages, or 2**6 of the larger kind. What else is allocated may come to lie in their place.
+    _, *again = map(int, done.stdout.split())
+    assert (min(again) < 2**6) == (value == "keep"), done.stderr

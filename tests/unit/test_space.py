@@ -90,7 +90,8 @@ class TestLegality:
             assert space.legal(name) == KNOBS[name].values
         assert space.legal("memory_format") == ("contiguous", "channels_last")
         exchange = [name for name, knob in KNOBS.items() if knob.scope is Scope.EXCHANGE]
-        assert list(space.inactive) == ["gradient_accumulation", "deterministic", "intra_op_threads", *exchange]
+        host_only = ["intra_op_threads", "malloc"]
+        assert list(space.inactive) == ["gradient_accumulation", "deterministic", *host_only, *exchange]
 
     def test_a_workloads_knob_may_take_part_only_where_it_is_asked_for(self) -> None:
         probe = cpu(workload_knobs={"decoder": ("pillow", "other")}, workload_unasked=("decoder",))

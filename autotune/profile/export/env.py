@@ -1,8 +1,9 @@
 """Variables for a shell: those that the knobs themselves need, and ``AUTOTUNE_<KNOB>`` for each knob.
 
 The first are in force for any training that the shell starts: the threads of a CPU (``OMP_NUM_THREADS``,
-``MKL_NUM_THREADS``), CUDA's allocator, cuBLAS' workspaces. The others do nothing by themselves; a script reads them:
-``int(os.environ["AUTOTUNE_BATCH_SIZE"])``. Values are spelled as in the profile, in quotes where a shell needs them.
+``MKL_NUM_THREADS``), the allocators of host and device, cuBLAS' workspaces. The others do nothing by themselves; a
+script reads them: ``int(os.environ["AUTOTUNE_BATCH_SIZE"])``. Values are spelled as in the profile, in quotes where a
+shell needs them.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import shlex
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from autotune.agent.site.autotune_agent.in_place import MALLOC_KEEPS
 from autotune.knobs import spell
 from autotune.knobs.intra_op_threads import KNOB as THREADS
+from autotune.knobs.malloc import KNOB as MALLOC
 from autotune.profile import Profile, printable
 from autotune.profile.export.format import MARK, Exported, Format, heading
 from autotune.space import environment
@@ -35,6 +38,8 @@ class _Env(Format):
         variables = environment(config)
         if THREADS.name in config:
             variables |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), spell(config[THREADS.name]))
+        if config.get(MALLOC.name) == "keep":
+            variables |= MALLOC_KEEPS
         variables |= {_variable(name): spell(value) for name, value in config.items()}
         lines = [_FROM + shlex.quote(printable(f"{MARK}: study {origin.study}, trial {origin.trial}"))]
         lines += [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from autotune.agent.site.autotune_agent.in_place import MALLOC_KEEPS
 from autotune.base.errors import UsageError
 from autotune.base.records import CommandRef, Config, Value
 from autotune.knobs import KNOBS, Scope, spell
@@ -23,6 +24,7 @@ from autotune.knobs.gradient_accumulation import parts_of
 from autotune.knobs.gradient_compression import KNOB as COMPRESSION
 from autotune.knobs.intra_op_threads import KNOB as THREADS
 from autotune.knobs.knob import Knob
+from autotune.knobs.malloc import KNOB as MALLOC
 from autotune.knobs.memory_format import KNOB as FORMAT
 from autotune.knobs.non_blocking import KNOB as NON_BLOCKING
 from autotune.knobs.num_workers import KNOB as WORKERS
@@ -196,6 +198,11 @@ _CLAUSES: dict[str, Callable[[Value, bool], str]] = {
     OPTIMIZER.name: _implementation,
     THREADS.name: lambda value, cuda: f"torch.set_num_threads({spell(value)}), or OMP_NUM_THREADS={spell(value)}",
     ALLOCATOR.name: _allocator,
+    MALLOC.name: lambda value, cuda: (
+        "no such setting in the environment"
+        if value == MALLOC.default
+        else f"start it with {' '.join(f'{n}={v}' for n, v in MALLOC_KEEPS.items())} in the environment"
+    ),
     COMPRESSION.name: lambda value, cuda: (
         "no hook of DistributedDataParallel"
         if value == COMPRESSION.default

@@ -32,6 +32,7 @@ from autotune.knobs.cudnn_benchmark import KNOB as BENCHMARK
 from autotune.knobs.deterministic import KNOB as DETERMINISTIC
 from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
 from autotune.knobs.intra_op_threads import KNOB as THREADS
+from autotune.knobs.malloc import KNOB as MALLOC
 from autotune.knobs.memory_format import KNOB as LAYOUT
 from autotune.knobs.memory_format import dimensions_of
 from autotune.knobs.non_blocking import KNOB as NON_BLOCKING
@@ -45,7 +46,7 @@ from autotune.knobs.prefetch_factor import KNOB as PREFETCH
 from autotune.profile.export.format import Given, Told, ToolFormat
 from autotune.space import settings
 
-_SWITCHES = (PRECISION, BENCHMARK, DETERMINISTIC, THREADS, ALLOCATOR)
+_SWITCHES = (PRECISION, BENCHMARK, DETERMINISTIC, THREADS, ALLOCATOR, MALLOC)
 _OTHERS = (BATCH_SIZE, COMPILE, ACCUMULATION, LAYOUT, NON_BLOCKING, OPTIMIZER, WORKERS, PREFETCH, PERSISTENT, PINNED)
 _DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
 
@@ -126,7 +127,8 @@ def _process(given: Given) -> str:
     if config.get(ALLOCATOR.name, ALLOCATOR.default) != ALLOCATOR.default:
         env |= dict.fromkeys(VARIABLES, setting_of(config[ALLOCATOR.name]))
     lines = [f"os.environ[{_literal(name)}] = {_literal(value)}" for name, value in env.items()]
-    lines = ["import dataclasses", *(["import os", "", *lines] if env else []), ""]
+    ctypes = ["import ctypes"] * (config.get(MALLOC.name, MALLOC.default) != MALLOC.default)
+    lines = [*ctypes, "import dataclasses", *(["import os", "", *lines] if env else []), ""]
     lines += ["import torch", "from torch.utils.data import DataLoader", ""]
     lines += [f'DEVICE = torch.device("{"cuda" if given.cuda else "cpu"}")', f"BATCH_SIZE = {given.batch_size}"]
     if given.parts > 1:
@@ -149,6 +151,13 @@ def _switch(name: str, value: Value) -> list[str]:
         return [f"torch.use_deterministic_algorithms({bool(value)})"]
     if name == THREADS.name:
         return [f"torch.set_num_threads({int(value)})"]
+    if name == MALLOC.name and value != MALLOC.default:
+        return [
+            "# glibc keeps freed memory: no trimming (M_TRIM_THRESHOLD), no separate mappings (M_MMAP_MAX).",
+            "libc = ctypes.CDLL(None)",
+            "libc.mallopt(-1, -1)",
+            "libc.mallopt(-4, 0)",
+        ]
     if name == ALLOCATOR.name and value != ALLOCATOR.default:
         # If torch was imported earlier, it may have read the variables already; its setter has had two names.
         return [

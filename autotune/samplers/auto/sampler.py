@@ -77,6 +77,7 @@ class Terms:
         least_per_s: an entrant joins if it adds this much per second to the expected improvement.
         trial_s: seconds of the trial that follows, without which nothing is gained.
         seed: of the draws. enters: returns whether there would be time for what a configuration owes its user.
+        as_launched: the entrants run in the process of the launches with which they are compared.
     """
 
     turn_s: float
@@ -85,6 +86,7 @@ class Terms:
     trial_s: float
     seed: Sequence[int]
     enters: Callable[[Config], bool]
+    as_launched: bool
 
 
 def draft_device(known: Knowledge, fitted: Fitted, best: int, beside: Config, terms: Terms) -> Draft | None:
@@ -96,6 +98,8 @@ def draft_device(known: Knowledge, fitted: Fitted, best: int, beside: Config, te
             loader, which no heat of the device shows.
     """
     reference = known.rates.seen[best].config
+    if not terms.as_launched:
+        reference = known.space.in_heats(reference)
     if mode_of(reference) in CUDAGRAPH_MODES:
         return None
     entrants, judged = [reference], [canonical({**beside, **_switched(reference)})]
@@ -457,6 +461,7 @@ class AutoSampler(Searcher):
             fastest one's; ``None`` if the fastest wins.
         turn_s: minimum length of a turn in a heat, by side; there are no heats of a side that is missing.
         enters: returns whether a configuration may take part in heats.
+        as_launched: see `Terms`.
     """
 
     def __init__(
@@ -476,6 +481,7 @@ class AutoSampler(Searcher):
         within: float = 0.0,
         turn_s: Mapping[Side, float] | None = None,
         enters: Callable[[Config], bool] = lambda config: True,
+        as_launched: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(space)
         self._seed = seed
@@ -497,6 +503,7 @@ class AutoSampler(Searcher):
         self._within = within
         self._turn_s = turn_s
         self._enters = enters
+        self._as_launched = as_launched
         self._looked: tuple[tuple[int, ...], Look] | None = None
         self._threads = ThreadpoolController()
 
@@ -671,6 +678,7 @@ class AutoSampler(Searcher):
             trial_s=self._trial_s,
             seed=(self._seed, len(known.numbers), known.heats),
             enters=self._enters,
+            as_launched=self._as_launched(),
         )
         # If the training waits for its loader, the loader comes first.
         draft = None

@@ -1,11 +1,13 @@
-"""What knobs do to the objects of a training, in a script as in a workload: memory formats, and how an optimizer visits
-parameters.
+"""What knobs do to a training, in a script as in a workload: memory formats, how an optimizer visits parameters, and
+whether freed host memory is kept.
 
 Both the agent's doors and autotune's own knobs use it: one way to do a thing, and one reason not to.
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -190,3 +192,59 @@ def _count_steps_where_expected(optimizer: Any, *, fused: bool) -> None:
             count = state.get("step") if state else None
             if isinstance(count, torch.Tensor):
                 state["step"] = count.to(parameter.device if fused else "cpu", torch.float32)
+
+
+# Freed host memory. https://www.gnu.org/software/libc/manual/html_node/Malloc-Tunable-Parameters.html
+
+#: Why it cannot be set.
+NOT_GLIBCS = "malloc is not glibc's own, or the environment has settings of it"
+#: Numbers of parameters in glibc's <malloc.h>.
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+#: The values of both. glibc raises its thresholds while a process runs, unless one has been set, so that the default
+#: cannot be brought back; the trim threshold is the largest that glibc itself arrives at.
+_MALLOC = {"keep": (-1, 0), "default": (64 * 2**20, 65536)}
+#: The variables by which a process that is started with them keeps its memory.
+MALLOC_KEEPS = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1"}
+#: All that set either of them, or what they depend on.
+_MALLOC_VARIABLES = (*MALLOC_KEEPS, "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_")
+
+_is_kept = all(os.environ.get(name) == value for name, value in MALLOC_KEEPS.items())
+#: What is in force in this process.
+_in_force = {"malloc": "keep" if _is_kept else "default"}
+
+
+def malloc_now() -> str:
+    """Return ``keep`` if this process keeps the memory that it frees, because of `set_malloc` or of `MALLOC_KEEPS`, or
+    else ``default``."""
+    return _in_force["malloc"]
+
+
+def set_malloc(value: str) -> str | None:
+    """Let this process keep the memory that it frees, or not.
+
+    Processes that it forks inherit it.
+
+    Args:
+        value: ``keep`` or ``default``.
+
+    Returns:
+        Why it cannot, as a clause; ``None`` if it does now.
+    """
+    if value == _in_force["malloc"]:
+        return None
+    reason = cannot_set_malloc()
+    if reason is None:
+        trim, maps = _MALLOC[value]
+        mallopt = ctypes.CDLL(None).mallopt
+        if not (mallopt(_M_TRIM_THRESHOLD, trim) and mallopt(_M_MMAP_MAX, maps)):
+            return NOT_GLIBCS
+        _in_force["malloc"] = value
+    return reason
+
+
+def cannot_set_malloc() -> str | None:
+    """Return why `set_malloc` would have no effect, or undo a setting of the user's, as a clause; ``None`` if not."""
+    env = os.environ
+    stated = any(name in env for name in _MALLOC_VARIABLES) or "glibc.malloc" in env.get("GLIBC_TUNABLES", "")
+    replaced = "malloc" in env.get("LD_PRELOAD", "") or not hasattr(ctypes.CDLL(None), "mallopt")
+    return NOT_GLIBCS if stated or replaced else None

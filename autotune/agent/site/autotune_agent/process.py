@@ -1,4 +1,4 @@
-"""The door of the process: threads, cuDNN, matrix products."""
+"""The door of the process: threads, cuDNN, matrix products, host memory."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import os
 from functools import partial
 from typing import Any
 
+from autotune_agent import in_place
 from autotune_agent.setting import Setting
 
-_NAMES = ("threads", "cudnn_benchmark", "matmul_precision")
+_NAMES = ("threads", "cudnn_benchmark", "matmul_precision", "malloc")
 
 
 class ProcessDoor:
-    """Sets ``threads``, ``cudnn_benchmark`` and ``matmul_precision``.
+    """Sets ``threads``, ``cudnn_benchmark``, ``matmul_precision`` and ``malloc``.
 
     Settings read from the environment were set before the process started, and need nothing here.
     """
@@ -71,6 +72,10 @@ class ProcessDoor:
 
 
 def _why_not(told: dict[str, Any]) -> str | None:
+    if "malloc" in told and told["malloc"] != in_place.malloc_now():
+        reason = in_place.cannot_set_malloc()
+        if reason is not None:
+            return reason
     several = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1
     return "several processes share the cores" if "threads" in told and several else None
 
@@ -85,6 +90,8 @@ def _set(told: dict[str, Any]) -> str | None:
         torch.set_num_threads(told["threads"])
     if "cudnn_benchmark" in told:
         torch.backends.cudnn.benchmark = told["cudnn_benchmark"]
+    if "malloc" in told:
+        in_place.set_malloc(told["malloc"])
     if "matmul_precision" in told:
         torch.set_float32_matmul_precision(told["matmul_precision"])
     return None
@@ -94,6 +101,8 @@ def _now(name: str) -> Any:
     """Return the value in force; ``None`` if PyTorch does not report it."""
     import torch
 
+    if name == "malloc":
+        return in_place.malloc_now()
     try:
         if name == "threads":
             return torch.get_num_threads()
