@@ -18,7 +18,7 @@ import torch
 import torchvision
 from torch.utils.data import Dataset, IterableDataset
 
-from autotune.agent.site.autotune_agent.in_place import cannot_set_malloc
+from autotune.agent.site.autotune_agent.in_place import own_malloc
 from autotune.base.clock import Clock
 from autotune.base.errors import UsageError
 from autotune.base.records import DataRef, Phase, Probe, TrialSpec
@@ -180,7 +180,7 @@ def probe(spec: TrialSpec, beats: Beats, clock: Clock) -> Probe:
         own_optimizer_impl=own_impl(step.optimizer, device),
         expandable_segments=expands(os.environ),
         limits_splitting=limits_splitting(os.environ),
-        malloc_settable=cannot_set_malloc() is None,
+        malloc=own_malloc(),
         parameters=sum(p.numel() for p in step.model.parameters()),
         dataset_samples=data_set.samples if data_set else None,
         sample_bytes=data_set.sample_bytes if data_set else None,

@@ -186,8 +186,9 @@ class Knob:
             fraction of the baseline's peak.
         switchable: whether a running training can use another value from its next step on, with the effect that the
             value has in a training of its own. See `read_process`, `switch_model` and `is_in_force`.
-        in_heats: the value of all entrants of a heat, where it is legal: in a process that holds several trainings,
-            other values have not the effect that they have in a process of their own.
+        added: whether there are studies from before there was this knob; they go on without it.
+        in_heats: the value that all entrants of a heat in a process of its own have, where it is legal: among several
+            trainings, other values have not the effect that they have in a process of their own.
         searched: False for a condition, which takes part only where the user states values of it.
         needs: the knob without which this one has no effect: this one is inactive while the other is 0, False or "off".
         not_outside: why the agent in somebody else's script cannot set a value there (see `script_door`), as a clause.
@@ -211,6 +212,7 @@ class Knob:
     memory: bool = False
     memory_slope: Expected = Expected(0.0, 0.1)
     switchable: bool = False
+    added: bool = False
     in_heats: Value | None = None
     searched: bool = True
     needs: str | None = None

@@ -36,7 +36,7 @@ from autotune.search.proof.winner import MAY_BE_FASTER
 from autotune.search.setup import Setup
 from autotune.search.study_folders import resume_command, study_argument
 from autotune.search.subject import own_folders
-from autotune.space import Lessons, Space, device_part, key, maths_part
+from autotune.space import Lessons, Space, device_part, key, loads_as, maths_part
 from autotune.space.formatting import count, describe, interval_text, likely_by, listed, ratio_text
 from autotune.study.agenda import is_device_bound
 from autotune.study.budget import LEAST_LAUNCHES
@@ -146,29 +146,40 @@ def _open(standings: Sequence[Standing], proof: Proof, *, by_rate: bool) -> str:
 def _untried(
     space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat], checks: Sequence[TrainVerdict]
 ) -> HeatEntrant | None:
-    """Return an entrant that may be faster than the baseline of its own heat, and whose device's part has no trial;
-    ``None`` if there is none. What trains wrongly does not count."""
+    """Return an entrant that may be faster than the baseline, and whose device's part has no trial; ``None`` if there
+    is none. What trains wrongly does not count."""
     lessons = Lessons()
     for verdict in checks:
         if verdict.passed is False:
             lessons.learn_wrong(verdict.config)
     tried = {key(device_part(t.config)) for t in trials if t.config and _is_known(t.result)}
+    own, in_heats = (key(device_part(config)) for config in (space.baseline, space.in_heats(space.baseline)))
     for heat in heats if is_device_bound(space, trials) else ():
         if heat.heat.side != "device":
             continue
         rows = {key(device_part(e.config)): e for e in heat.heat.entrants if e.ratio is not None}
-        own, there = key(device_part(space.baseline)), key(device_part(space.in_heats(space.baseline)))
-        baseline = rows.get(own) or rows.get(there)
+        row = rows.get(own) or rows.get(in_heats)
+        if row is None:
+            continue
+        # How much what all entrants have in common gives, no heat shows, but a trial of the baseline with it does.
+        gain = 1.0 if own in rows else _gain(space, trials, in_heats)
         for part, entrant in rows.items():
             # An entrant that dropped out is behind another one.
             left = entrant.status is TrialStatus.COMPLETE and part not in tried and not lessons.is_wrong(entrant.config)
-            if baseline is None or not left:
-                continue
-            # How much faster what all entrants have in common is than the baseline, no heat shows.
-            unknown = entrant is baseline and part != own
-            if unknown or (entrant.ratio or 0.0) > MAY_BE_FASTER * (baseline.ratio or math.inf):
+            if left and (gain is None or (entrant.ratio or 0.0) * gain > MAY_BE_FASTER * (row.ratio or math.inf)):
                 return entrant
     return None
+
+
+def _gain(space: Space, trials: Sequence[Trial], part: str) -> float | None:
+    """Return how many times as fast as the baseline trials with this device's part were that load alike; ``None`` if
+    there was none."""
+    rates: dict[str, float] = {}
+    for trial in trials:
+        if trial.result.measurement is not None and loads_as(trial.config, space.baseline):
+            rates.setdefault(key(device_part(trial.config)), trial.result.measurement.samples_per_s)
+    own = rates.get(key(device_part(space.baseline)))
+    return rates[part] / own if own and part in rates else None
 
 
 def _is_known(result: TrialResult) -> bool:
@@ -230,7 +241,9 @@ def conclude(
     untried = _untried(space, trials, heats, proof.checks)
     if by_rate and untried is not None:
         settings = describe(untried.config, space.baseline)
-        return Conclusion(Finding.OPEN, f"{settings} computed faster in a heat, and no trial of it was made", _EITHER)
+        return Conclusion(
+            Finding.OPEN, f"{settings} may be faster, judging by a heat, and no trial of it was made", _EITHER
+        )
     if not covered.enough:
         compared = covered.measured + covered.failed
         because = (

@@ -6,7 +6,9 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import optuna
 
 from autotune.base.errors import AutotuneError, InfeasibleError, InterruptedSearch, MachineError, NoVerdictError
 from autotune.base.files import write_atomic
@@ -32,8 +34,8 @@ from autotune.space import Space, key
 from autotune.space.formatting import count, describe, unmet_text
 from autotune.space.requirements import Requirements
 from autotune.study.budget import VERDICT_LAUNCHES
-from autotune.study.database import open_shared
-from autotune.study.history import History, adopt_folders, adopt_heats, read_launch
+from autotune.study.database import open_shared, open_study
+from autotune.study.history import History, adopt_folders, adopt_heats, read_launch, unknown_knobs
 from autotune.study.launches import Launches
 from autotune.study.loop import StudyLoop
 from autotune.study.request import read_request, write_request
@@ -80,8 +82,10 @@ def search_and_prove(
         NoVerdictError: the same, because there was no time. The study can be resumed with more.
         AutotuneError: see `autotune.base.errors`. Measurements made until then are in the study's folder.
     """
+    stored = _opened(setup.run)
+    setup = replace(setup, space=setup.space.without(unknown_knobs(setup.run.files, stored)))
     run, space, scorer = setup.run, setup.space, scorers[0]
-    history = _history(setup, first)
+    history = _history(setup, stored, first)
     _lengthen(run, history, before)
     launches = setup.launches()
     if history.was_only_disturbed:
@@ -308,11 +312,16 @@ def _contest_so_far(study: StudyLoop, context: Callable[[float], ProofContext]) 
     return contest
 
 
-def _history(setup: Setup, first: Sequence[Config]) -> History:
+def _opened(run: Run) -> optuna.Study:
+    if run.shared is not None:
+        return open_shared(run.shared, run.spec, run.files)
+    return open_study(run.files, objectives=len(run.spec.objectives))
+
+
+def _history(setup: Setup, stored: optuna.Study, first: Sequence[Config]) -> History:
     """Return the study's history, bound to this machine and with the first trials planned."""
     run = setup.run
-    study = None if run.shared is None else open_shared(run.shared, run.spec, run.files)
-    history = History(run.files, setup.space, study=study, objectives=len(run.spec.objectives))
+    history = History(run.files, setup.space, study=stored)
     history.bind(setup.fingerprint)
     adopt_folders(run.files, history, setup.space, setup.fingerprint)
     adopt_heats(run.files, history)

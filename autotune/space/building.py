@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from autotune.base.errors import MORE_SHM, ImpossibleError, UnknownNameError, UsageError
@@ -99,6 +99,15 @@ class Space:
         differ = [n for n in sorted(config.keys() | other.keys()) if config.get(n) != other.get(n)]
         launch_knob = next((name for name in differ if name in self.between_launches), None)
         return why_apart(config, other) if launch_knob is None else f"{launch_knob} needs a launch of its own"
+
+    def without(self, names: Set[str]) -> Space:
+        """Return the space of a study that was begun without some knobs."""
+        return replace(
+            self,
+            choices={name: choices for name, choices in self.choices.items() if name not in names},
+            inactive={**self.inactive, **dict.fromkeys(names & self.choices.keys(), "the study was begun without it")},
+            baseline={name: value for name, value in self.baseline.items() if name not in names},
+        )
 
     def in_heats(self, config: Config) -> Config:
         """Return a configuration with the values that it has in heats; see `Knob.in_heats`."""

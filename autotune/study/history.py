@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence, Set
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 
 import optuna
@@ -35,7 +35,7 @@ from autotune.base.records import (
     TrialStatus,
     Value,
 )
-from autotune.knobs import shares, spell
+from autotune.knobs import KNOBS, shares, spell
 from autotune.launcher.ending import MAX_RESULT_BYTES
 from autotune.samplers.sampler import HEAT, PREDICTED, RECORD, distributions, heats_of, suggest, tell
 from autotune.space import Space, key
@@ -85,6 +85,19 @@ def write_conditions(files: StudyFiles, conditions: StudyConditions) -> None:
         MachineError: the folder cannot be written.
     """
     write_atomic(files.conditions, conditions.model_dump_json(indent=1))
+
+
+def unknown_knobs(files: StudyFiles, study: optuna.Study) -> frozenset[str]:
+    """Return the knobs that the autotune with which a study was begun did not have.
+
+    Raises:
+        MachineError: a file of the study cannot be read.
+    """
+    stored: Mapping[str, object] | None = study.user_attrs.get(SPACE)
+    if stored is None:
+        then = read_conditions(files)
+        stored = None if then is None else then.space
+    return frozenset(name for name, knob in KNOBS.items() if knob.added and stored and name not in stored)
 
 
 def read_conditions(files: StudyFiles) -> StudyConditions | None:
@@ -278,19 +291,17 @@ class History:
     still marked as running.
 
     Args:
-        study: the study to use instead of the one in ``study.db``. objectives: number of objectives.
+        study: the study to use instead of the one in ``study.db``.
 
     Raises:
         MachineError: ``study.db`` cannot be opened or is not a database. Every method raises it if the database cannot
             be written; trials recorded before are kept.
     """
 
-    def __init__(
-        self, files: StudyFiles, space: Space, *, study: optuna.Study | None = None, objectives: int = 1
-    ) -> None:
+    def __init__(self, files: StudyFiles, space: Space, *, study: optuna.Study | None = None) -> None:
         self._files = files
         self._space = space
-        self.optuna = study or open_study(files, objectives=objectives)
+        self.optuna = study or open_study(files)
         self.trials: list[Trial] = []
         self._tried: set[str] = set()
         #: Number of transient failures of each configuration.

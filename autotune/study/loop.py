@@ -198,7 +198,7 @@ class StudyLoop:
                 # Heats show rates, which decide no other objective.
                 turn_s=self._turn_s if heats and prune else None,
                 enters=self._agenda.has_time_for,
-                as_launched=lambda: launches.follow,
+                as_launched=self._follows,
             )
         else:
             # The seed depends on the number of trials so far, so that a resumed search does not repeat its proposals.

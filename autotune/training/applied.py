@@ -121,7 +121,7 @@ class Applied:
         return batches, self.step(model, prepared, loss, after_backward=after_backward, after_step=after_step, ddp=ddp)
 
     def process(self) -> ProcessSettings:
-        """Apply the settings of the whole process: threads, allocator, cuDNN, TF32.
+        """Apply the settings of the whole process: threads, allocators, cuDNN, TF32.
 
         They stay, unless this is called in a ``with`` statement, ``with profile.process():``, at whose end they are set
         back to what they were.

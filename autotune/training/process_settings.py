@@ -43,7 +43,7 @@ class ProcessSettings:
 
 
 def process(config: Config) -> ProcessSettings:
-    """Apply the knobs that act on the whole process: threads, allocator, cuDNN, TF32.
+    """Apply the knobs that act on the whole process: threads, allocators, cuDNN, TF32.
 
     Returns:
         An object that undoes it, which is also a context manager.

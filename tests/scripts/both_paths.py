@@ -62,10 +62,10 @@ def note_loaders():
 
 
 def keeps_memory():
-    """Return whether 128 MiB that were freed are there again without page faults, in one of a few times: what else is
+    """Return whether 128 MiB that were freed are there again without page faults, in one of some times: what else is
     allocated may come to lie in the place."""
     faults = []
-    for _ in range(6):
+    for _ in range(30):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         torch.ones(2**25)
         faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)

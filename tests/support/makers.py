@@ -112,7 +112,7 @@ def make_probe(**changes: Any) -> Probe:
         "has_images": True,
         "optimizer_impls": ("for-loop", "foreach", "fused"),
         "own_optimizer_impl": "for-loop",
-        "malloc_settable": False,
+        "malloc": None,
         "parameters": 11_689_512,
         "dataset_samples": 1024,
         "sample_bytes": 3 * 96 * 96 * 4,

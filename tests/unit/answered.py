@@ -200,7 +200,7 @@ def answer(case: Case, folder: Path, spec: Callable[..., Any] | None = None) -> 
     folder.mkdir(parents=True, exist_ok=True)
 
     def launcher(mark: str, *_: object) -> ScriptedLauncher:
-        made = Launcher(training, world, {"malloc_settable": case.malloc})
+        made = Launcher(training, world, {"malloc": "default" if case.malloc else None})
         world.launchers.append(made)
         return made
 

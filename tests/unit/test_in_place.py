@@ -133,7 +133,22 @@ def test_an_allocator_that_somebody_has_chosen_is_left_alone(
     assert in_place.cannot_set_malloc() is None
     monkeypatch.setenv(name, value)
     assert in_place.set_malloc("keep") == in_place.NOT_GLIBCS and in_place.malloc_now() == "default"
-    assert KNOBS["malloc"].inactive_because(SiteFacts(make_probe(malloc_settable=False), make_host(), 32)) is not None
+    assert in_place.own_malloc() is None
+    assert KNOBS["malloc"].inactive_because(SiteFacts(make_probe(malloc=None), make_host(), 32)) == in_place.NOT_GLIBCS
+    with pytest.warns(UserWarning, match="malloc=keep is not in force"):
+        KNOBS["malloc"].apply_process("keep")
+
+
+def test_memory_that_the_environment_keeps_is_the_baselines() -> None:
+    lines = "from autotune.agent.site.autotune_agent import in_place; print(in_place.own_malloc())"
+    env = {**os.environ, **in_place.MALLOC_KEEPS}
+    done = subprocess.run(
+        [sys.executable, "-c", lines], capture_output=True, text=True, check=True, timeout=60, env=env
+    )
+    assert done.stdout == "keep\n"
+    facts = SiteFacts(make_probe(malloc="keep"), make_host(), 32)
+    assert KNOBS["malloc"].inactive_because(facts) is None and KNOBS["malloc"].default_here(facts) == "keep"
+    assert "your own variables" in str(KNOBS["malloc"].refusal("default", facts))
 
 
 @pytest.mark.slow
@@ -143,7 +158,7 @@ def test_freed_memory_is_kept_where_it_is_to_be(value: str) -> None:
 import resource, torch
 from autotune.agent.site.autotune_agent import in_place
 assert in_place.set_malloc({value!r}) is None
-for _ in range(6):
+for _ in range(30):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     torch.ones(2**25)
     print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)

@@ -10,7 +10,7 @@ import pytest
 from autotune import stats
 from autotune.base.errors import InterruptedSearch, ProfileError, UsageError
 from autotune.base.parsing import duration_s
-from autotune.base.records import Finding, Heat, HeatEntrant, LaunchKind, TrainCheck, TrialSpec, Turn
+from autotune.base.records import Config, Finding, Heat, HeatEntrant, LaunchKind, TrainCheck, TrialSpec, Turn
 from autotune.profile import Profile, read
 from autotune.profile.in_force import Store
 from autotune.report import headline_of
@@ -158,6 +158,9 @@ def test_waits_for_the_loader_belong_to_the_training(waits: float, workers: int,
     class Of:
         def __init__(self) -> None:
             self.baseline = baseline.config
+
+        def in_heats(self, config: Config) -> Config:
+            return config
 
     own, one = (entrant(trial) for trial in trials)
     found = list(_by_heats(one, own, Of(), [heat]))  # type: ignore[arg-type]

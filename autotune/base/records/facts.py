@@ -271,8 +271,8 @@ class Probe(Record):
     #: The user's own variables turn them on in CUDA's allocator, or keep it from splitting large blocks.
     expandable_segments: bool = False
     limits_splitting: bool = False
-    #: Host memory comes from glibc's malloc, for which the environment has no settings.
-    malloc_settable: bool = True
+    #: What glibc's malloc does with freed memory by itself, a value of the knob; None if that cannot be set.
+    malloc: str | None = "default"
     parameters: int
     dataset_samples: int | None
     sample_bytes: int | None

@@ -43,6 +43,9 @@ class _Env(Format):
         variables |= {_variable(name): spell(value) for name, value in config.items()}
         lines = [_FROM + shlex.quote(printable(f"{MARK}: study {origin.study}, trial {origin.trial}"))]
         lines += [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+        if config.get(MALLOC.name) == MALLOC.default:
+            # Of a profile that the shell had before.
+            lines.append(f"unset {' '.join(MALLOC_KEEPS)}")
         return Exported("".join(f"{line}\n" for line in lines), tuple(heading(profile)))
 
     def is_earlier(self, text: str) -> bool:

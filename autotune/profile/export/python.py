@@ -154,9 +154,9 @@ def _switch(name: str, value: Value) -> list[str]:
     if name == MALLOC.name and value != MALLOC.default:
         return [
             "# glibc keeps freed memory: no trimming (M_TRIM_THRESHOLD), no separate mappings (M_MMAP_MAX).",
-            "libc = ctypes.CDLL(None)",
-            "libc.mallopt(-1, -1)",
-            "libc.mallopt(-4, 0)",
+            'if hasattr(ctypes.CDLL(None), "mallopt"):',
+            "    ctypes.CDLL(None).mallopt(-1, -1)",
+            "    ctypes.CDLL(None).mallopt(-4, 0)",
         ]
     if name == ALLOCATOR.name and value != ALLOCATOR.default:
         # If torch was imported earlier, it may have read the variables already; its setter has had two names.

@@ -77,7 +77,8 @@ class Terms:
         least_per_s: an entrant joins if it adds this much per second to the expected improvement.
         trial_s: seconds of the trial that follows, without which nothing is gained.
         seed: of the draws. enters: returns whether there would be time for what a configuration owes its user.
-        as_launched: the entrants run in the process of the launches with which they are compared.
+        as_launched: returns whether a heat of this reference takes place in the process of the launches with which it
+            is compared.
     """
 
     turn_s: float
@@ -86,7 +87,7 @@ class Terms:
     trial_s: float
     seed: Sequence[int]
     enters: Callable[[Config], bool]
-    as_launched: bool
+    as_launched: Callable[[Config], bool]
 
 
 def draft_device(known: Knowledge, fitted: Fitted, best: int, beside: Config, terms: Terms) -> Draft | None:
@@ -97,10 +98,11 @@ def draft_device(known: Knowledge, fitted: Fitted, best: int, beside: Config, te
         beside: the entrants are judged in combination with the remaining knobs of this configuration, those of the
             loader, which no heat of the device shows.
     """
-    reference = known.rates.seen[best].config
-    if not terms.as_launched:
-        reference = known.space.in_heats(reference)
-    if mode_of(reference) in CUDAGRAPH_MODES:
+    best_config = reference = known.rates.seen[best].config
+    if not terms.as_launched(best_config):
+        reference, beside = known.space.in_heats(best_config), known.space.in_heats(beside)
+    is_known = key(reference) == key(best_config)
+    if mode_of(reference) in CUDAGRAPH_MODES or not (is_known or known.may_enter(reference, "device")):
         return None
     entrants, judged = [reference], [canonical({**beside, **_switched(reference)})]
     for config in variants(known.space, reference):
@@ -117,7 +119,7 @@ def draft_device(known: Knowledge, fitted: Fitted, best: int, beside: Config, te
     # what one configuration gains from compiling, most others gain as well.
     unshown = ~fitted.shown(pool) & [mode_of(c) == "off" for c in entrants]
     # The best so far is known from its trial.
-    unshown[0] = False
+    unshown[0] &= not is_known
     lack = LACK_SD * unshown[:, None] * rng.standard_normal((len(entrants), HEAT_DRAWS))
     ahead, rates = fitted.differences(best, pool, HEAT_DRAWS, rng, lack)
     steps_s = STEPS * pool.batches / np.exp(rates.mean(axis=1))
@@ -481,7 +483,7 @@ class AutoSampler(Searcher):
         within: float = 0.0,
         turn_s: Mapping[Side, float] | None = None,
         enters: Callable[[Config], bool] = lambda config: True,
-        as_launched: Callable[[], bool] = lambda: False,
+        as_launched: Callable[[Config], bool] = lambda config: False,
     ) -> None:
         super().__init__(space)
         self._seed = seed
@@ -678,7 +680,7 @@ class AutoSampler(Searcher):
             trial_s=self._trial_s,
             seed=(self._seed, len(known.numbers), known.heats),
             enters=self._enters,
-            as_launched=self._as_launched(),
+            as_launched=self._as_launched,
         )
         # If the training waits for its loader, the loader comes first.
         draft = None

@@ -537,6 +537,9 @@ def _in_a_heat(
     launches = race.context.launches
     if launches.conditions.ranks > 1 or launches.even_steps is None:
         return {}
+    if key(race.context.space.in_heats(winner.config)) != key(winner.config):
+        # What its variants show in one process is not what they show in launches.
+        return {}
     entrants, knobs = [winner.config], [""]
     cold_s = max(_compile_s(winner), race.compiled_s.get(graph(winner.config), 0.0))
     left_s = limit_s - winner.seen[0].startup_s - (WARM_COMPILE * cold_s if compiles(winner.config) else 0.0)

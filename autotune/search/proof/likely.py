@@ -39,6 +39,10 @@ from autotune.study.budget import LEAST_LAUNCHES
 #: Standard deviation of the difference between what a heat and what launches show of a training. In 20 configurations
 #: of ResNet-18 the mean difference was 0.7 %, known to ± 1 %.
 _BESIDE = 0.02
+#: The same of a ratio from one process in which how much freed memory is given back depends on what else is in it, and
+#: of one between a launch in such a process and another. The largest difference seen, 1.84 where launches had 1.35
+#: (PyTorch's MNIST example in bf16), is taken for two standard deviations.
+_UNLIKE = 0.16
 #: A proof is planned for at least this ratio, and takes no more than this many rounds.
 LEAST_RATIO, _MOST_ROUNDS = 1.05, 12
 #: Where a ratio comes from if not from separate launches.
@@ -249,7 +253,7 @@ def _likely(
     one: Entrant, compared: Comparison, space: Space, heats: Sequence[Heat], noise: stats.LaunchNoise, among: int
 ) -> Likely | None:
     heat_views = list(_by_heats(one, compared.baseline, space, heats))
-    views = list(_by_launches(one, compared, noise))
+    views = list(_by_launches(one, compared, space, noise))
     if heat_views:
         by_heats = _combined(heat_views)
         # An error that all heats have in common is not reduced by more of them.
@@ -303,12 +307,15 @@ def _by_heats(one: Entrant, baseline: Entrant, space: Space, heats: Sequence[Hea
             continue
         # The quantile behind the interval is unknown; the normal one does not make the error smaller than it is.
         se = math.hypot(*(math.log(ratio / low) / _NORMAL for ratio, low in ends))
+        if key(space.in_heats(own_row.config)) != key(own_row.config):
+            se = math.hypot(se, _UNLIKE)
         ratio = 1 / ((1 - part) * baseline_row.ratio / own_row.ratio + part)
         yield _View(math.log(ratio), max(_LEAST_SE, se), _DEGREES, _TURNS)
 
 
-def _by_launches(one: Entrant, compared: Comparison, noise: stats.LaunchNoise) -> Iterator[_View]:
+def _by_launches(one: Entrant, compared: Comparison, space: Space, noise: stats.LaunchNoise) -> Iterator[_View]:
     """Yield what separate launches show: those in turns with the baseline, or else the search's own."""
+    beside = 0.0
     rounds = shared_rounds(one, compared.baseline)
     if rounds and compared.in_turns(one, compared.baseline):
         ratio, low, _ = compared.ratio(one, compared.baseline)
@@ -324,10 +331,13 @@ def _by_launches(one: Entrant, compared: Comparison, noise: stats.LaunchNoise) -
         rates = [stats.launch_rate(rate_of(m), noise) for m in (measurement, baseline_measurement)]
         ratio, low, _ = stats.speedup(*rates)
         degrees = noise.degrees
+        within = [each.trial.result.within is not None for each in (one, compared.baseline)]
+        if any(within) and (not all(within) or key(space.in_heats(space.baseline)) != key(space.baseline)):
+            beside = _UNLIKE
     degrees = max(1.0, degrees)
     if low > 0 and math.isfinite(low):
         se = math.log(ratio / low) / stats.t_quantile(degrees)
-        yield _View(math.log(ratio), max(_LEAST_SE, se), degrees, words)
+        yield _View(math.log(ratio), max(_LEAST_SE, math.hypot(se, beside)), degrees, words)
 
 
 def _standing(contest: Contest, proof: Proof, likely: Likely) -> Standing:

@@ -198,11 +198,10 @@ def _count_steps_where_expected(optimizer: Any, *, fused: bool) -> None:
 
 #: Why it cannot be set.
 NOT_GLIBCS = "malloc is not glibc's own, or the environment has settings of it"
-#: Numbers of parameters in glibc's <malloc.h>.
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
-#: The values of both. glibc raises its thresholds while a process runs, unless one has been set, so that the default
-#: cannot be brought back; the trim threshold is the largest that glibc itself arrives at.
-_MALLOC = {"keep": (-1, 0), "default": (64 * 2**20, 65536)}
+#: Values of parameters by their numbers in glibc's <malloc.h>: M_TRIM_THRESHOLD, M_MMAP_THRESHOLD and M_MMAP_MAX.
+#: glibc raises its thresholds while a process runs, unless one has been set: the default cannot be brought back
+#: exactly, and has the largest thresholds at which glibc itself arrives.
+_MALLOC = {"keep": {-1: -1, -4: 0}, "default": {-1: 64 * 2**20, -3: 32 * 2**20, -4: 65536}}
 #: The variables by which a process that is started with them keeps its memory.
 MALLOC_KEEPS = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1"}
 #: All that set either of them, or what they depend on.
@@ -222,7 +221,8 @@ def malloc_now() -> str:
 def set_malloc(value: str) -> str | None:
     """Let this process keep the memory that it frees, or not.
 
-    Processes that it forks inherit it.
+    Processes that it forks inherit it. Threads other than the main one have heaps of their own, which keep no large
+    blocks.
 
     Args:
         value: ``keep`` or ``default``.
@@ -234,10 +234,9 @@ def set_malloc(value: str) -> str | None:
         return None
     reason = cannot_set_malloc()
     if reason is None:
-        trim, maps = _MALLOC[value]
         mallopt = ctypes.CDLL(None).mallopt
-        if not (mallopt(_M_TRIM_THRESHOLD, trim) and mallopt(_M_MMAP_MAX, maps)):
-            return NOT_GLIBCS
+        for parameter, setting in _MALLOC[value].items():
+            mallopt(parameter, setting)
         _in_force["malloc"] = value
     return reason
 
@@ -248,3 +247,9 @@ def cannot_set_malloc() -> str | None:
     stated = any(name in env for name in _MALLOC_VARIABLES) or "glibc.malloc" in env.get("GLIBC_TUNABLES", "")
     replaced = "malloc" in env.get("LD_PRELOAD", "") or not hasattr(ctypes.CDLL(None), "mallopt")
     return NOT_GLIBCS if stated or replaced else None
+
+
+def own_malloc() -> str | None:
+    """Return what this process does by itself with memory that it frees; ``None`` if `set_malloc` would have no
+    effect."""
+    return "keep" if malloc_now() == "keep" else None if cannot_set_malloc() else "default"
