@@ -13,7 +13,7 @@ from autotune.knobs.compile_mode import eager
 from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
 from autotune.knobs.num_workers import KNOB as WORKERS
 from autotune.knobs.num_workers import workers_of
-from autotune.space.configuration import canonical, is_idle, key, queued_batches, why_apart
+from autotune.space.configuration import canonical, is_idle, key, maths_part, queued_batches, why_apart
 
 # A space: the choices of one study, and which combinations of them are legal.
 
@@ -99,6 +99,11 @@ class Space:
         differ = [n for n in sorted(config.keys() | other.keys()) if config.get(n) != other.get(n)]
         launch_knob = next((name for name in differ if name in self.between_launches), None)
         return why_apart(config, other) if launch_knob is None else f"{launch_knob} needs a launch of its own"
+
+    def same_maths(self, config: Config) -> bool:
+        """Return whether a configuration computes what the baseline does, except for rounding."""
+        changed = (name for name, value in maths_part(config).items() if value != self.baseline.get(name))
+        return not any(name not in KNOBS or KNOBS[name].changes_maths for name in changed)
 
     def without(self, names: Set[str]) -> Space:
         """Return the space of a study that was begun without some knobs."""

@@ -6,9 +6,9 @@ import sys
 
 from autotune.base.records import Running
 from autotune.cli.main import main
+from autotune.daemon import queue
 from autotune.daemon.job.runner import ProcessRunner
-from autotune.daemon.queue import jobs
-from autotune.daemon.queue.jobs import Queue
+from autotune.daemon.queue import Queue
 from autotune.daemon.scheduler import Scheduler
 
 step = sys.argv.pop(1)
@@ -39,7 +39,7 @@ if step == "submitted":
     die_after(Queue, "submit_all")
 elif step == "half-written":
     # Written to the job's folder but not to the database.
-    die_after(jobs, "write_atomic")
+    die_after(queue, "write_atomic")
 elif step == "claimed":
     die_after(Queue, "move", claim)
 elif step == "spawned":

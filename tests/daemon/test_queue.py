@@ -18,8 +18,7 @@ import pytest
 from autotune.base.errors import MachineError, UnknownNameError, UsageError
 from autotune.base.layout import QueueFiles
 from autotune.base.records import Cancelled, Done, Failed, Job, JobRow, JobState, Paused, Queued, Running
-from autotune.daemon.queue import Queue, open_queue
-from autotune.daemon.queue.jobs import checksum, read_job_file
+from autotune.daemon.queue import Queue, checksum, open_queue, read_job_file
 from tests.support import make_job_request, make_study_spec
 
 NOW = "2026-11-22T03:00:00+00:00"

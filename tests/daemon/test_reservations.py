@@ -146,7 +146,7 @@ def test_what_is_not_acknowledged_keeps_nothing(office: Office, monkeypatch: pyt
     def no_more_room(*given: object) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
-    monkeypatch.setattr("autotune.daemon.queue.jobs._insert", no_more_room)
+    monkeypatch.setattr("autotune.daemon.queue._insert", no_more_room)
     with pytest.raises(MachineError):
         office.handlers.submit(office.request("X"))
     assert list(office.studies.iterdir()) == []

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from autotune.base.layout import StudyFiles
 from autotune.base.records import Finding
+from autotune.study.tables import read_trials
 
-from .answered import Answer, Case, answer
+from .answered import Answer, Case, Training, answer
 
 NOISES, LAUNCHES_S = (0.02, 0.05, 0.10), (3.0, 10.0, 40.0)
 #: Few enough for the normal suite. The stress run has a hundred of each.
@@ -54,6 +56,17 @@ def test_heats_that_would_deceive_do_not(script: bool, tmp_path: Path) -> None:
             low, high = outcome.best.speedup_ci95
             # An interval of 95 %, and the winner of several.
             assert low / 1.1 < one.true_ratio < high * 1.1, one.log
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("gain", "comes_first"), [(0.04, False), (0.3, True)])
+def test_a_change_of_maths_comes_first_where_it_pays(gain: float, comes_first: bool, tmp_path: Path) -> None:
+    training = Training(Case(0, 0.02, 10.0, launches=6.0, malloc=True))
+    training.effects, training.load_per_s = {("malloc", "keep"): 0.3, ("precision", "bf16"): gain}, 20_000.0
+    outcome = answer(training.case, tmp_path / "s", training).outcome
+    assert outcome is not None and outcome.found in (Finding.FASTER, Finding.LIKELY)
+    first = read_trials(StudyFiles(tmp_path / "s" / "s"))[1].config
+    assert first["malloc"] == "keep" and (first["precision"] == "bf16") == comes_first
 
 
 @pytest.mark.stress

@@ -18,7 +18,7 @@ from autotune.base.observer import Observer
 from autotune.base.records import End, Job
 from autotune.daemon.claims import adopt_orphans
 from autotune.daemon.job.runner import LIMIT_YOURSELF, EventLog, changed_source, limit_process, write_end
-from autotune.daemon.queue.jobs import read_job_file
+from autotune.daemon.queue import read_job_file
 from autotune.profile.in_force import Store
 from autotune.search import Environment, resume, search
 from autotune.search.replay import read_surface
