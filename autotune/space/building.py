@@ -119,6 +119,10 @@ class Space:
         names = [n for n in self.choices if n in KNOBS and n in config and KNOBS[n].in_heats in self.legal(n)]
         return {**config, **{name: value for name in names if (value := KNOBS[name].in_heats) is not None}}
 
+    def is_as_in_heats(self, config: Config) -> bool:
+        """Return whether a configuration has the same effect among others in one process as in a process of its own."""
+        return key(self.in_heats(config)) == key(config)
+
     def refusal(self, config: Config) -> str | None:
         """Return why a configuration may not be launched here; ``None`` if it may."""
         for name, value in canonical(config).items():

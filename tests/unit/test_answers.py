@@ -69,6 +69,18 @@ def test_a_change_of_maths_comes_first_where_it_pays(gain: float, comes_first: b
     assert first["malloc"] == "keep" and (first["precision"] == "bf16") == comes_first
 
 
+@pytest.mark.slow
+def test_where_no_heat_shows_anything_faster_its_reference_is_tried(tmp_path: Path) -> None:
+    training = Training(Case(0, 0.02, 10.0, launches=6.0, malloc=True))
+    training.effects, training.load_per_s = {}, 20_000.0
+    outcome = answer(training.case, tmp_path / "s", training).outcome
+    assert outcome is not None and outcome.found is not Finding.FASTER
+    # All entrants of the heat kept their memory, and what that gives no heat shows.
+    assert "kept memory may be faster" not in str(outcome)
+    tried = [trial.config["malloc"] for trial in read_trials(StudyFiles(tmp_path / "s" / "s"))]
+    assert tried[:2] == ["default", "keep"]
+
+
 @pytest.mark.stress
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("script", [True, False])

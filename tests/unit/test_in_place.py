@@ -130,7 +130,7 @@ def test_state_that_shares_its_memory_stays_where_it_is() -> None:
 def test_an_allocator_that_somebody_has_chosen_is_left_alone(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert in_place.cannot_set_malloc() is None
+    assert in_place.cannot_set_malloc("keep") is None
     monkeypatch.setenv(name, value)
     assert in_place.set_malloc("keep") == in_place.NOT_GLIBCS and in_place.malloc_now() == "default"
     assert in_place.own_malloc() is None

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from autotune import stats
-from autotune.base.records import Config, Goal, KnobPart, Measurement, MeasurePlan, TrialResult
+from autotune.base.records import Config, Goal, KnobPart, Measurement, MeasurePlan, TrainVerdict, TrialResult
 from autotune.search.proof.ceilings import takeover_fits, takeover_rounds
 from autotune.search.proof.race import Comparison, Entrant, Race, entrant
-from autotune.search.proof.winner import set_back_useless, tie_between, winner_among
+from autotune.search.proof.winner import Contest, set_back_useless, tie_between, winner_among
 from autotune.space import Space, build_space
 from autotune.space.building import SpaceRequest
 from autotune.space.requirements import ANYTHING, Requirements
@@ -241,3 +241,26 @@ def test_a_takeover_that_an_earlier_run_has_launched_takes_no_time() -> None:
     race.round([one, variant])
     # With the winner it has been compared.
     assert [len(racing) for racing in takeover_rounds(race, one, variant)] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("rate", "checked", "wins"), [(160, False, "safe"), (160, True, "changed"), (200, False, "changed")]
+)
+def test_what_may_train_otherwise_wins_if_it_was_checked_or_pays(rate: float, checked: bool, wins: str) -> None:
+    fp32: Config = {**BASELINE, "precision": "fp32"}
+    own, safe = raced(0, fp32, *around(100)), raced(3, {**fp32, "num_workers": 2}, *around(150))
+    changed = raced(4, {**fp32, "precision": "bf16"}, *around(rate))
+    space = build_space(make_probe(), make_host(), SpaceRequest())
+    scorer = SimpleNamespace(score=lambda measurement: 0.0)
+    context = SimpleNamespace(device="cpu", space=space, scorer=scorer, by_rate=True, rate_within=0.0)
+    compared = Comparison([own, safe, changed], prior=stats.PRIORS["cpu"], scorer=scorer, by_rate=True)  # type: ignore[arg-type]
+    contest = Contest.__new__(Contest)
+    contest.race = SimpleNamespace(context=context, baseline=own)  # type: ignore[assignment]
+    verdict = TrainVerdict(trials=(4,), config=dict(changed.config), passed=True if checked else None)
+    contest.checks, contest._data = [verdict], {}
+    contest.passes = lambda one: True  # type: ignore[method-assign]
+    winner, leader = contest._checked_or_safe((changed, changed), compared, lambda one: True)
+    assert winner is {"safe": safe, "changed": changed}[wins] and leader is changed
+    said = contest.tie(compared, leader, winner)
+    assert (said is None) == (winner is changed)
+    assert said is None or said.endswith("but there was no time to check how it trains.")

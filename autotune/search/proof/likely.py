@@ -307,7 +307,7 @@ def _by_heats(one: Entrant, baseline: Entrant, space: Space, heats: Sequence[Hea
             continue
         # The quantile behind the interval is unknown; the normal one does not make the error smaller than it is.
         se = math.hypot(*(math.log(ratio / low) / _NORMAL for ratio, low in ends))
-        if key(space.in_heats(own_row.config)) != key(own_row.config):
+        if not space.is_as_in_heats(own_row.config):
             se = math.hypot(se, _UNLIKE)
         ratio = 1 / ((1 - part) * baseline_row.ratio / own_row.ratio + part)
         yield _View(math.log(ratio), max(_LEAST_SE, se), _DEGREES, _TURNS)
@@ -332,7 +332,7 @@ def _by_launches(one: Entrant, compared: Comparison, space: Space, noise: stats.
         ratio, low, _ = stats.speedup(*rates)
         degrees = noise.degrees
         within = [each.trial.result.within is not None for each in (one, compared.baseline)]
-        if any(within) and (not all(within) or key(space.in_heats(space.baseline)) != key(space.baseline)):
+        if any(within) and not (all(within) and space.is_as_in_heats(space.baseline)):
             beside = _UNLIKE
     degrees = max(1.0, degrees)
     if low > 0 and math.isfinite(low):

@@ -43,6 +43,7 @@ from autotune.search.proof.race import (
 )
 from autotune.search.proof.train_check import check_training, covers, is_told_by, need_s, not_checked, train_alike
 from autotune.space import key, maths_part, simplicity
+from autotune.study.agenda import MATHS_PAYS
 from autotune.study.budget import LEAST_LAUNCHES
 
 # Chooses the winner: the baseline unless something is shown to be faster, then the simplest of the unbeaten entrants,
@@ -333,8 +334,41 @@ class Contest:
             compared = race.compared()
             result = winner_among(race.context, compared, [e for e in compared.contenders() if fits(e)])
             if result[0] is race.baseline or self.passes(result[0]):
-                return result
+                return self._checked_or_safe(result, compared, fits)
             race.reopen()
+
+    def _checked_or_safe(
+        self, result: tuple[Entrant, Entrant], compared: Comparison, fits: Callable[[Entrant], bool]
+    ) -> tuple[Entrant, Entrant]:
+        """Return the winner and the fastest; instead of a winner that computes something else, and for whose check
+        there was no time, one that computes the same, if it is shown to be faster than the baseline, too, and not much
+        slower."""
+        (winner, leader), context = result, self.race.context
+        if not self._may_train_otherwise(winner):
+            return result
+        alike = [e for e in compared.contenders() if fits(e) and context.space.same_maths(e.config)]
+        safe, _ = winner_among(context, compared, alike)
+        if safe is self.race.baseline or compared.ratio(winner, safe)[0] >= MATHS_PAYS or not self.passes(safe):
+            return result
+        return safe, leader
+
+    def _may_train_otherwise(self, one: Entrant) -> bool:
+        """Return whether an entrant computes something else than the baseline, and was not checked for how it
+        trains."""
+        checked = any(verdict.passed and covers(verdict, one) for verdict in self.checks)
+        return not checked and not self.race.context.space.same_maths(one.config)
+
+    def tie(self, compared: Comparison, leader: Entrant, winner: Entrant) -> str | None:
+        """Return one sentence on the entrant over which the winner was preferred, and why; ``None`` if the winner was
+        itself the fastest."""
+        preferred = winner is not self.race.baseline and not self._may_train_otherwise(winner)
+        if leader is winner or not preferred or not self._may_train_otherwise(leader):
+            return tie_between(compared, leader, winner)
+        ratio, low, high = compared.ratio(leader, winner)
+        return (
+            f"Trial {leader.trial.number} ran at {ratio:.3f}× trial {winner.trial.number} (95 %: {low:.3f} to "
+            f"{high:.3f}), but there was no time to check how it trains."
+        )
 
     def passes(self, one: Entrant) -> bool:
         """Check how an entrant trains and what its loader delivers, unless that is known; return whether it may win. If
@@ -464,7 +498,7 @@ def prove(contest: Contest, noise: stats.LaunchNoise) -> Proof:
         finalists=tuple(compared.standing(e) for e in compared_entrants if not e.label or e in (winner, own_batch)),
         unproven=tuple(unproven),
         baseline_unmet=compared.unmet(first),
-        tie=tie_between(compared, leader, preferred),
+        tie=contest.tie(compared, leader, preferred),
         dropped={e.trial.number: e.out for e in race.entrants if e.out is not None and not e.label},
         bottlenecks=tuple(limits),
         checks=tuple(checks),

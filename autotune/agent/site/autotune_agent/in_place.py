@@ -230,10 +230,8 @@ def set_malloc(value: str) -> str | None:
     Returns:
         Why it cannot, as a clause; ``None`` if it does now.
     """
-    if value == _in_force["malloc"]:
-        return None
-    reason = cannot_set_malloc()
-    if reason is None:
+    reason = cannot_set_malloc(value)
+    if reason is None and value != malloc_now():
         mallopt = ctypes.CDLL(None).mallopt
         for parameter, setting in _MALLOC[value].items():
             mallopt(parameter, setting)
@@ -241,8 +239,11 @@ def set_malloc(value: str) -> str | None:
     return reason
 
 
-def cannot_set_malloc() -> str | None:
-    """Return why `set_malloc` would have no effect, or undo a setting of the user's, as a clause; ``None`` if not."""
+def cannot_set_malloc(value: str) -> str | None:
+    """Return why `set_malloc` would have no effect, or undo a setting of the user's, as a clause; ``None`` if it would
+    not, or if the value is in force already."""
+    if value == malloc_now():
+        return None
     env = os.environ
     stated = any(name in env for name in _MALLOC_VARIABLES) or "glibc.malloc" in env.get("GLIBC_TUNABLES", "")
     replaced = "malloc" in env.get("LD_PRELOAD", "") or not hasattr(ctypes.CDLL(None), "mallopt")
@@ -252,4 +253,4 @@ def cannot_set_malloc() -> str | None:
 def own_malloc() -> str | None:
     """Return what this process does by itself with memory that it frees; ``None`` if `set_malloc` would have no
     effect."""
-    return "keep" if malloc_now() == "keep" else None if cannot_set_malloc() else "default"
+    return malloc_now() if cannot_set_malloc("keep") is None else None

@@ -72,12 +72,10 @@ class ProcessDoor:
 
 
 def _why_not(told: dict[str, Any]) -> str | None:
-    if "malloc" in told and told["malloc"] != in_place.malloc_now():
-        reason = in_place.cannot_set_malloc()
-        if reason is not None:
-            return reason
     several = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1
-    return "several processes share the cores" if "threads" in told and several else None
+    if "threads" in told and several:
+        return "several processes share the cores"
+    return in_place.cannot_set_malloc(told["malloc"]) if "malloc" in told else None
 
 
 def _set(told: dict[str, Any]) -> str | None:
