@@ -47,7 +47,7 @@ def _facts(knob: Knob) -> list[tuple[str, str]]:
         ),
         ("acts on", f"the {knob.scope}"),
         ("changes what a step computes", _MATHS[knob.maths]),
-        ("device memory depends on it", "yes" if knob.memory else "no"),
+        ("peak memory depends on it", "yes" if knob.memory else "no"),
         ("can be switched while training", "yes" if knob.switchable else "no"),
         ("searched", "" if knob.searched else "only where values of it are stated"),
         ("has no effect without", f"`{knob.needs}`" if knob.needs else ""),
