@@ -102,8 +102,12 @@ class Space:
 
     def same_maths(self, config: Config) -> bool:
         """Return whether a configuration computes what the baseline does, except for rounding."""
-        changed = (name for name, value in maths_part(config).items() if value != self.baseline.get(name))
-        return not any(name not in KNOBS or KNOBS[name].changes_maths for name in changed)
+        return not self.changed_maths(config)
+
+    def changed_maths(self, config: Config) -> dict[str, Value]:
+        """Return the settings by which a configuration computes something else than the baseline."""
+        changed = ((name, value) for name, value in maths_part(config).items() if value != self.baseline.get(name))
+        return {name: value for name, value in changed if name not in KNOBS or KNOBS[name].changes_maths}
 
     def without(self, names: Set[str]) -> Space:
         """Return the space of a study that was begun without some knobs."""

@@ -54,11 +54,14 @@ class LaunchNoise:
     Attributes:
         sd: standard deviation of the logarithm of one launch's rate. degrees: degrees of freedom of that estimate.
         learnt: estimated from repeats; otherwise assumed.
+        least, most: between which standard deviations lie on machines of this kind, as far as has been seen.
     """
 
     sd: float
     degrees: float
     learnt: bool
+    least: float = 0.0
+    most: float = math.inf
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -20,7 +21,7 @@ from autotune.stats import (
     t_quantile,
 )
 
-PRIOR = PRIORS["cpu"]
+PRIOR = replace(PRIORS["cpu"], least=0.0)
 NOISE = LaunchNoise(0.04, 5, True)
 
 
@@ -40,6 +41,18 @@ class TestNoise:
     def test_is_the_prior_with_fewer_than_two_degrees_of_freedom(self, groups: list[list[float]]) -> None:
         assert launch_noise([rates(*group) for group in groups], prior=PRIOR) is PRIOR
         assert not PRIOR.learnt
+
+    def test_lies_between_its_bounds(self) -> None:
+        # Of 2 degrees of freedom and a standard deviation of 0.05, Student's t allows for 0.22, and for 0.54 with six
+        # candidates (Bonferroni).
+        bounded = replace(PRIOR, least=0.003, most=0.3)
+        few = launch_noise([rates(100, 107.33), rates(100, 107.33)], prior=bounded)
+        assert few.sd * t_quantile(few.degrees) == pytest.approx(0.18, abs=0.01)
+        assert few.sd * t_quantile(few.degrees, 1 - 0.025 / 6) == pytest.approx(0.38, abs=0.02)
+        many = rates(*[100, 107.33] * 20)
+        assert launch_noise([many], prior=bounded).sd == pytest.approx(launch_noise([many], prior=PRIOR).sd, rel=0.01)
+        equal, far = launch_noise([rates(5, 5, 5)], prior=bounded), launch_noise([rates(1, 2, 4)], prior=bounded)
+        assert 0.003 < equal.sd < 0.005 and 0.3 < far.sd < 0.7 and far.degrees < 6
 
     def test_does_not_depend_on_differences_between_groups(self) -> None:
         near = launch_noise([rates(100, 110), rates(100, 90)], prior=PRIOR)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from statistics import NormalDist
 
 import pytest
 
 from autotune.stats import PRIORS, compare_rounds, gain_per_round, speedup, t_quantile
 
-PRIOR = PRIORS["cpu"]
+PRIOR = replace(PRIORS["cpu"], least=0.0)
 #: Two contenders, three rounds; log rates by hand: a - b is 0.1, 0.2, 0.3 beside a drift of 0, 1, 2.
 ROWS = {
     "a": [math.exp(x) for x in (0.1, 1.2, 2.3)],

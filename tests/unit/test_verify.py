@@ -621,7 +621,7 @@ def of_a_script(world: NoisyWorld, script: Callable[[TrialSpec], Play], **change
     path = world.folder / "train.py"
     path.write_text("")
     command = CommandRef(words=(sys.executable, str(path)), folder=str(world.folder))
-    return world.run(script, command=command, model="train", data="generated", budget_s=200.0, **changes)
+    return world.run(script, command=command, model="train", data="generated", **{"budget_s": 200.0, **changes})
 
 
 def test_a_script_that_nothing_makes_faster_is_not_checked(world: NoisyWorld) -> None:
@@ -647,6 +647,33 @@ def test_a_script_that_trains_wrongly_does_not_win(world: NoisyWorld) -> None:
     outcome = of_a_script(world, script)
     assert outcome.best.config == outcome.baseline.config
     assert all(why.startswith("fast but wrong") for why in outcome.dropped.values()) and outcome.dropped
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "trains", "found"),
+    [
+        (32.0, True, Finding.FASTER),
+        (40.0, True, Finding.LIKELY),
+        (40.0, False, Finding.KEEP),
+        (55.0, True, Finding.FASTER),
+    ],
+)
+def test_how_a_script_trains_is_checked_before_its_rate_is_proven_if_there_is_no_time_for_both(
+    world: NoisyWorld, monkeypatch: pytest.MonkeyPatch, budget_s: float, trains: bool, found: Finding
+) -> None:
+    monkeypatch.setattr(StudyLoop, "in_turns", lambda *_: True)
+
+    def script(spec: TrialSpec) -> Play:
+        bf16 = spec.config.get("precision") == "bf16"
+        flat = TrainCheck(losses=(2.3,) * (spec.check.steps if spec.check else 1), finite=True, changed=0.0)
+        measurement = make_measurement(world.rate(200 if bf16 else 100), startup_s=6.0)
+        return Play(measurement=measurement, wall_s=8.0, check=flat if bf16 and not trains else None)
+
+    outcome = of_a_script(world, script, budget_s=budget_s)
+    kinds = [s.kind for launcher in world.launchers for s in launcher.specs][3:]
+    assert outcome.finding is found
+    assert outcome.checks[0].passed is {32.0: None}.get(budget_s, trains)
+    assert (kinds[0] is LaunchKind.TRAIN_CHECK) == (budget_s == 40.0)
 
 
 @pytest.mark.parametrize("stopped_at", [None, "verify-00000-2", "check-"])

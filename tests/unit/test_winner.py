@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from autotune import stats
+from autotune.base.observer import Observer
 from autotune.base.records import Config, Goal, KnobPart, Measurement, MeasurePlan, TrainVerdict, TrialResult
 from autotune.search.proof.ceilings import takeover_fits, takeover_rounds
 from autotune.search.proof.race import Comparison, Entrant, Race, entrant
@@ -264,3 +265,25 @@ def test_what_may_train_otherwise_wins_if_it_was_checked_or_pays(rate: float, ch
     said = contest.tie(compared, leader, winner)
     assert (said is None) == (winner is changed)
     assert said is None or said.endswith("but there was no time to check how it trains.")
+
+
+@pytest.mark.parametrize(
+    ("other", "may_win"),
+    [({"precision": "bf16"}, False), ({"memory_format": "channels_last"}, True), ({"precision": "tf32"}, True)],
+)
+def test_what_computes_like_one_that_trains_wrongly_may_not_win_unchecked(
+    other: dict[str, str], may_win: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fp32: Config = {**BASELINE, "precision": "fp32", "memory_format": "default"}
+    one = raced(5, {**fp32, **other}, *around(150))
+    context = SimpleNamespace(space=SimpleNamespace(baseline=fp32), observer=Observer())
+    context.space.changed_maths = lambda config: Space.changed_maths(context.space, config)
+    context.space.same_maths = lambda config: Space.same_maths(context.space, config)
+    contest = Contest.__new__(Contest)
+    contest.race = SimpleNamespace(context=context)  # type: ignore[assignment]
+    wrong = {**fp32, "precision": "bf16", "memory_format": "channels_last"}
+    contest.checks = [TrainVerdict(trials=(4,), config=wrong, passed=False, reason="its loss differs")]
+    # There is no time for a check of its own.
+    monkeypatch.setattr(Contest, "_knows_training", lambda self, one: True)
+    assert contest._trains(one) == may_win
+    assert (one.out is None) == may_win

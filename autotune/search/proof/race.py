@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean, mean, median, stdev
 from types import MappingProxyType
 
@@ -157,7 +157,7 @@ def widened(noise: stats.LaunchNoise, measurements: Sequence[Measurement]) -> st
     """Return the noise, raised to at least the uncertainty within the measurements' own windows."""
     relative_errors = [m.relative_se for m in measurements if m.relative_se is not None]
     sd = math.sqrt(mean(se**2 for se in relative_errors)) if relative_errors else 0.0
-    return stats.LaunchNoise(sd, noise.degrees, False) if stats.outdone(noise, sd) else noise
+    return replace(noise, sd=sd, learnt=False) if stats.outdone(noise, sd) else noise
 
 
 def rate_of(measurement: Measurement) -> stats.Rate:

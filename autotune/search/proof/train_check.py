@@ -405,11 +405,13 @@ def train_alike(one: Entrant, other: Entrant) -> bool:
     return maths_part(one.config) == maths_part(other.config)
 
 
-def need_s(context: ProofContext, baseline: Entrant, entrants: Sequence[Entrant]) -> float:
-    """Estimate the duration in seconds of a check of any of these entrants, with all its references."""
+def need_s(
+    context: ProofContext, baseline: Entrant, entrants: Sequence[Entrant], runs: int = len(REFERENCE_SEEDS)
+) -> float:
+    """Estimate the duration in seconds of a check of any of these entrants, with so many runs of its reference."""
     groups = _groups(context, entrants) if context.sees_inside else []
     paid, done = _paid(context, groups)
-    costs = [_cost(baseline, [group], paid, done, len(REFERENCE_SEEDS)) for group in groups]
+    costs = [_cost(baseline, [group], paid, done, runs) for group in groups]
     return max((fixed_s + FEWEST_STEPS * step_s for fixed_s, step_s in costs), default=0.0)
 
 

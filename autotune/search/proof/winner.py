@@ -317,6 +317,7 @@ class Contest:
             race.join(others)
             if in_turns and not rounds:
                 race.adopt()
+                self._check_before_rounds(others)
             racing_before = -1
             while racing_before != len(race.still_racing):
                 race.run(max(RACE_SHARE * limit_s, context.launches.budget.left_s + race.earlier_s - reserved_s))
@@ -325,6 +326,21 @@ class Contest:
             # Entrants for which there was no time beside the more promising ones.
             crowded_out = [e for e in others if e.out is None and shared_rounds(e, race.baseline) < LEAST_LAUNCHES]
             others = crowded_out if self.is_lost else []
+
+    def _check_before_rounds(self, entered: Sequence[Entrant]) -> None:
+        """Check how the fastest in the search's own launches of a script trains if there is time for that or for a
+        second round, but not for both: that it is likely to be faster is known, and it may compute something else."""
+        context, baseline, compared = self.race.context, self.race.baseline, self.race.compared()
+        leader = max(entered, key=lambda one: compared.ratio(one, baseline)[0])
+        if (
+            not context.by_rate
+            or compared.ratio(leader, baseline)[0] < MATHS_PAYS
+            or not self._may_train_otherwise(leader)
+        ):
+            return
+        check_s, left_s = need_s(context, baseline, [leader], runs=1), context.launches.budget.left_s
+        if 0 < check_s <= left_s < check_s + self.race.round_s([baseline, leader]):
+            self._trains(leader)
 
     def winner(self, fits: Callable[[Entrant], bool] = lambda one: True) -> tuple[Entrant, Entrant]:
         """Return the winner among the contenders that fit, which has passed the checks, and the fastest of them. One
@@ -392,6 +408,12 @@ class Contest:
             if one.out is not None:
                 # Whatever is wrong with it may be wrong with the others, which should not race for nothing.
                 self._check(self._unchecked)
+        if one.out is None and self._may_train_otherwise(one):
+            changed = self.race.context.space.changed_maths(one.config).items()
+            wrong = next((v for v in self.checks if v.passed is False and changed & v.config.items()), None)
+            if wrong is not None:
+                one.out = f"not checked, and it computes like one that is fast but wrong: {wrong.reason}"
+                self.race.context.observer.says(f"{one.title}: {one.out}")
         return one.out is None
 
     def _knows_training(self, one: Entrant) -> bool:
