@@ -238,6 +238,9 @@ def conclude(
                 "the baseline"
             )
         return Conclusion(Finding.OPEN, "; ".join(clauses), _EITHER)
+    doubt = next((check for check in proof.checks if check.in_doubt), None)
+    if doubt is not None:
+        return Conclusion(Finding.OPEN, f"trial {doubt.trials[0]} may be faster, and {doubt.reason}", _EITHER)
     untried = _untried(space, trials, heats, proof.checks)
     if by_rate and untried is not None:
         settings = describe(untried.config, space.baseline)

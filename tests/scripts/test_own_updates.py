@@ -130,3 +130,33 @@ def test_a_script_that_cannot_be_entered_is_told(launched: Any, tmp_path: Path) 
     result = launched("bash", "-c", f"PYTHONPATH=src '{sys.executable}' train.py")
     assert result.status is TrialStatus.USER_ERROR and result.wall_s < 40
     assert "could not enter it: something on the way to it replaces PYTHONPATH" in result.cause
+
+
+LONG_STEP = """
+import time, torch
+net = torch.nn.Linear(9, 2)
+optimizer = torch.optim.LBFGS(
+    net.parameters(), max_iter=30, tolerance_grad=0, tolerance_change=0, line_search_fn="strong_wolfe"
+)
+x = torch.randn(8, 9)
+calls = 0
+
+def closure():
+    global calls
+    calls += 1
+    time.sleep(0.6)
+    optimizer.zero_grad()
+    loss = (net(x).cos() - x[:, :2]).square().mean()
+    if calls % 2:
+        net(x).square().mean().backward()
+    loss.backward()
+    return loss
+
+optimizer.step(closure)
+"""
+
+
+@pytest.mark.slow
+def test_what_changes_within_a_long_step_of_an_optimizer_is_no_update_of_the_scripts_own(launched: Any) -> None:
+    result = launched(*code(LONG_STEP))
+    assert result.status is TrialStatus.USER_ERROR and "no optimizer" not in str(result.cause), result.cause

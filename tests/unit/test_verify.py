@@ -285,6 +285,10 @@ def test_without_time_for_the_others_it_is_not_known_how_it_trains(world: NoisyW
     (checked,) = outcome.checks
     assert checked.passed is None
     assert checked.reason == "it differs from one run of eager fp32, and there was no time for others beside it"
+    assert outcome.finding is Finding.OPEN and outcome.profile is None
+    assert outcome.because == f"trial {checked.trials[0]} may be faster, and {checked.reason}"
+    resume(world.files, world.env(off_by_8_percent(world)), lambda before_s: 300.0)
+    assert world.outcome.checks[0].passed and world.outcome.finding is Finding.FASTER
 
 
 def test_a_winner_without_headroom_is_dropped(world: NoisyWorld) -> None:

@@ -106,6 +106,11 @@ class TrainVerdict(Record):
     metric: float | None = None
     reference_metric: float | None = None
 
+    @property
+    def in_doubt(self) -> bool:
+        """Whether it differs from the only run that it was compared with: others would show if that is much."""
+        return self.passed is None and self.distance is not None
+
 
 class HoldVerdict(Record):
     """The verdict on whether the winner stays inside the device's memory, and the rate that the device holds.

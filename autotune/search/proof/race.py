@@ -641,9 +641,8 @@ class Race:
             racing = racing[:-1]
         if len(racing) == 2 and missing * expected_s(racing) <= left_s + self.context.launches.budget.grace_s:
             return racing
-        grace_s = self.context.launches.budget.grace_s
-        first_s = min(max(share_s, grace_s), left_s + grace_s)
-        while len(racing) > 1 and expected_s(racing) > first_s:
+        # One of each is some evidence, for which all that is left may be used.
+        while len(racing) > 1 and expected_s(racing) > left_s + self.context.launches.budget.grace_s:
             # The least promising is dropped first. The baseline alone proves nothing.
             racing = racing[:-1] if len(racing) > 2 else []
         return racing

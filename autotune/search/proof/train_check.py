@@ -332,7 +332,7 @@ def check_training(
     entrants: Sequence[Entrant],
     share_s: float,
 ) -> list[TrainVerdict]:
-    """Check the finalists. Those that fail drop out of the race.
+    """Check the finalists. Those that fail, or are left in doubt, drop out of the race.
 
     Finalists that differ only in loader and batch size share one check. Those that compute exactly as the baseline does
     need none: what their loaders deliver is compared (see `autotune.search.proof.data_check`). If there is no time to
@@ -390,6 +390,8 @@ def check_training(
             context.observer.says(f"{titles}: fast but wrong: {verdict.reason}")
         elif verdict.passed is None:
             context.observer.says(_unchecked(verdict))
+            for entrant in group.entrants if verdict.in_doubt else ():
+                entrant.out = verdict.reason
     return verdicts
 
 

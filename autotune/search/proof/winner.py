@@ -410,9 +410,9 @@ class Contest:
                 self._check(self._unchecked)
         if one.out is None and self._may_train_otherwise(one):
             changed = self.race.context.space.changed_maths(one.config).items()
-            wrong = next((v for v in self.checks if v.passed is False and changed & v.config.items()), None)
-            if wrong is not None:
-                one.out = f"not checked, and it computes like one that is fast but wrong: {wrong.reason}"
+            wrong = [v for v in self.checks if (v.passed is False or v.in_doubt) and changed & v.config.items()]
+            if wrong:
+                one.out = f"not checked, and it computes like one that is not known to train: {wrong[0].reason}"
                 self.race.context.observer.says(f"{one.title}: {one.out}")
         return one.out is None
 

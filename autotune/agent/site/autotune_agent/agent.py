@@ -74,9 +74,7 @@ class Agent:
         )
         self._optimizers = OptimizerDoor(self._of("optimizer"), self._begin, self._stepped)
         # A live training needs an optimizer whose steps can be made harmless, whatever is tried in it.
-        self._own_updates = (
-            None if live else OwnUpdates(self._begin, self._optimizers.adopt, self._optimizers.took_step, self._unseen)
-        )
+        self._own_updates = None if live else OwnUpdates(self._begin, self._optimizers, self._unseen)
         self._watching = (
             Watching(plan["watch"], self._ours, self._optimizers, int(plan.get("losses", 0)))
             if plan.get("watch") and self._is_first

@@ -58,19 +58,13 @@ class OwnUpdates:
 
     Args:
         begin: notes that this process trains; returns whether the agent is meant for it.
-        adopt: called once, with what stands for the script's code, and facts about it.
-        stepped: called for each step from then on.
+        optimizers: told once of what stands for the script's code, and of each step from then on. Passes within a step
+            of another optimizer, as LBFGS makes them, are not looked at.
         unseen: called once, with how the script trains, if it does so without visible steps.
     """
 
-    def __init__(
-        self,
-        begin: Callable[[], bool],
-        adopt: Callable[[Any, dict[str, Any]], None],
-        stepped: Callable[[Any], None],
-        unseen: Callable[[str], None],
-    ) -> None:
-        self._begin, self._adopt, self._stepped, self._unseen = begin, adopt, stepped, unseen
+    def __init__(self, begin: Callable[[], bool], optimizers: OptimizerDoor, unseen: Callable[[str], None]) -> None:
+        self._begin, self._optimizers, self._unseen = begin, optimizers, unseen
         self._looking = False
         self._code: OwnCode | None = None
         self._facts: dict[str, Any] = {}
@@ -133,12 +127,12 @@ class OwnUpdates:
 
     def called(self) -> None:
         """Note that a model was called to train it."""
-        if self._looking and self._code is None:
+        if self._looking and self._code is None and not self._optimizers.is_stepping:
             self._calls += 1
             self._look_out()
 
     def _before(self, tensors: Any) -> None:
-        if self._code is not None or is_capturing() or not self._begin():
+        if self._code is not None or is_capturing() or self._optimizers.is_stepping or not self._begin():
             return
         self._passes += 1
         if self._per is None and self._passes <= _LOOKS:
@@ -185,13 +179,13 @@ class OwnUpdates:
     def _after(self) -> None:
         if self._code is not None:
             self._since += 1
-        elif self._per is not None and self._has_waited():
+        elif self._per is not None and not self._optimizers.is_stepping and self._has_waited():
             self._code = OwnCode(next((parameter.device for parameter in self._held()), "cpu"))
             self._since = self._per
-            self._adopt(self._code, self._facts)
+            self._optimizers.adopt(self._code, self._facts)
         if self._code is not None and self._since >= (self._per or 1):
             self._since = 0
-            self._stepped(self._code)
+            self._optimizers.took_step(self._code)
 
     def _has_waited(self) -> bool:
         """Whether an optimizer of torch.optim would have taken a step by now."""
