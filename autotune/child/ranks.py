@@ -21,8 +21,8 @@ from autotune.base.layout import LaunchFiles
 from autotune.base.records import TRANSIENT, LaunchKind, Phase, TrialResult, TrialSpec, TrialStatus
 from autotune.child.launch import MIN_GAP_S, Beats
 from autotune.child.loop import Measuring, empty_queue, resident_of
-from autotune.launcher.ending import tail, unreported
 from autotune.launcher.rank_processes import RankProcesses, at_fault
+from autotune.launcher.result import tail, unreported
 from autotune.launcher.watch import Logs
 from autotune.machine.host import oom_kill_count, shared_memory
 from autotune.training.feed import Feed, Source

@@ -27,8 +27,8 @@ from autotune.child.script_process import (
     wait_for_all,
 )
 from autotune.child.trail import NONE_INSIDE, SeenStep, Trained
-from autotune.child.turns import LEAST_STEPS, SETTLED_S, race
-from autotune.child.windows import Watcher, cards_of, reason_to_discard
+from autotune.child.turns import LEAST_STEPS, SETTLED_S, race, unless_disturbed
+from autotune.child.windows import Watcher, cards_of
 from autotune.knobs import refused_knob
 from autotune.knobs.num_workers import workers_of
 from autotune.knobs.prefetch_factor import prefetch_of
@@ -107,9 +107,8 @@ class ScriptLoaderTurns:
             raise rebuilt(event["raised"])
         self.switch_s += max(0.0, self._clock.now() - asked_at - event["seconds"])
         entrant.step_s = event["seconds"] / event["batches"]
-        quiet = reason_to_discard(around, self._around.cores, self._busy_cores) is None
         turn = Turn(steps=event["batches"], samples=event["samples"], seconds=event["seconds"], around=around)
-        return turn if quiet else None
+        return unless_disturbed(turn, self._around.cores, self._busy_cores)
 
     def leave(self, entrant: Contender) -> None:
         """Do nothing: an entrant's loader was closed at the end of its turn."""
@@ -322,14 +321,13 @@ class ScriptTurns:
             entrant.peak_bytes = max(entrant.peak_bytes or 0, peak)
         samples = self._samples(kept)
         self._script.rate_per_s = samples / seconds
-        quiet = reason_to_discard(around, self._around.cores, how.busy_cores) is None
         waited_s = sum(step.wait_s for step in kept)
         for place, more in enumerate((waited_s, sum(step.seconds for step in kept))):
             self.waited[entrant.number][place] += more
         turn = Turn(
             steps=len(kept), samples=samples, seconds=seconds, wait_s=None if how.whole else waited_s, around=around
         )
-        return turn if quiet else None
+        return unless_disturbed(turn, self._around.cores, how.busy_cores)
 
     def _counted(self, steps: Sequence[SeenStep]) -> list[SeenStep]:
         """Return the steps that show how long a step takes: where epochs are too short to have steps inside, all but

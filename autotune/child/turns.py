@@ -40,7 +40,12 @@ from autotune.training.step import (
 
 # A heat in this process: an entrant that harms only itself is taken out; one that harms the process ends the heat.
 #
-# `autotune.stats.racing` defines how entrants race; `device_turns` and `loader_turns` define what a turn is.
+# `autotune.stats.racing` defines how entrants race; `_DeviceTurns` and `_LoaderTurns` define what a turn is.
+
+
+def unless_disturbed(turn: Turn, cores: int, busy_cores: float | None) -> Turn | None:
+    """Return a turn, or ``None`` if other processes kept the machine too busy (see `reason_to_discard`)."""
+    return turn if turn.around is None or reason_to_discard(turn.around, cores, busy_cores) is None else None
 
 
 def race(spec: TrialSpec, plan: HeatPlan, turns: Turns, beats: Beats, clock: Clock, began: float) -> Heat:
@@ -259,10 +264,8 @@ class _DeviceTurns:
         entrant.peak_bytes = max(entrant.peak_bytes or 0, memory.peak_reserved_bytes or memory.peak_bytes)
         samples = count * samples_in(self.launch.workload, ctx, batch)
         self.beats.step(len(entrant.turns) + 2, rate_per_s=samples / seconds)
-        cores, busy = self.around.cores, self.spec.plan.busy_cores
-        quiet = reason_to_discard(around, cores, busy) is None
         turn = Turn(steps=count, samples=samples, seconds=seconds, around=around)
-        return turn if quiet else None
+        return unless_disturbed(turn, self.around.cores, self.spec.plan.busy_cores)
 
     def _seconds_of(self, step: Step, batch: Any) -> float:
         """Take a step, wait for it, and return how long that took."""
@@ -362,8 +365,7 @@ class _LoaderTurns:
         seconds = now - began
         entrant.step_s = seconds / count
         turn = Turn(steps=count, samples=samples, seconds=seconds, around=around)
-        quiet = reason_to_discard(around, self.around.cores, self.spec.plan.busy_cores) is None
-        return turn if quiet else None
+        return unless_disturbed(turn, self.around.cores, self.spec.plan.busy_cores)
 
     def leave(self, entrant: Contender) -> None:
         """Do nothing: an entrant's loader was closed at the end of its turn."""

@@ -22,7 +22,7 @@ from autotune.cli.output import print_json, print_rich
 from autotune.profile import dump, in_force
 from autotune.profile.in_force import Exchanged, Row, Slot, Store, look_here
 from autotune.report.document import FittingTable, Line
-from autotune.report.listing import GridCell, GridTable, ProfileGrid, gain_text, grid_of, stale_text
+from autotune.report.listing import ANY_BATCH, GridCell, GridTable, ProfileGrid, gain_text, grid_of, stale_text
 from autotune.space.formatting import count, model_name, rate_text
 
 
@@ -99,7 +99,7 @@ def _grid_of(path: Path, root: Any, kept: Sequence[Slot], here: Fingerprint) -> 
 
 
 def _title(cell: Cell, *, apart: bool = False) -> tuple[str, str, str]:
-    batch = "any" if cell.batch is None else str(cell.batch)
+    batch = ANY_BATCH if cell.batch is None else str(cell.batch)
     return model_name(cell.model), batch, ", ".join(filter(None, (cell.more, cell.further if apart else "")))
 
 
@@ -116,7 +116,7 @@ def _cells_json(grid: ProfileGrid) -> list[dict[str, Any]]:
     return [
         {
             "model": grid.rows[r][0],
-            "batch_size": None if grid.rows[r][1] == "any" else int(grid.rows[r][1]),
+            "batch_size": None if grid.rows[r][1] == ANY_BATCH else int(grid.rows[r][1]),
             "with": grid.rows[r][2],
             "hardware": grid.columns[c],
             "state": cell.state,

@@ -109,13 +109,15 @@ class DamagedRow(sqlite3.DatabaseError):
 _COLUMNS = "id, state, priority, mark, study, not_before, opens, closes, after, notice, job, sum"
 #: SQL expressions for the fields of `JobRow`. SQLite evaluates them, because a queue may hold ten thousand jobs.
 _BRIEF = (
-    *("id", "state", "json_extract(job, '$.request.spec.name')", "json_extract(job, '$.request.label')", "priority"),
-    *("json_extract(job, '$.submitted')",),
+    "id",
+    "state",
+    "json_extract(job, '$.request.spec.name')",
+    "json_extract(job, '$.request.label')",
+    "priority",
+    "json_extract(job, '$.submitted')",
     "coalesce(json_extract(job, '$.status.device'), json_extract(job, '$.placed'))",
-    *(
-        "coalesce(json_extract(job, '$.status.since'), json_extract(job, '$.status.ended'))",
-        "json_extract(job, '$.status.ended')",
-    ),
+    "coalesce(json_extract(job, '$.status.since'), json_extract(job, '$.status.ended'))",
+    "json_extract(job, '$.status.ended')",
     "coalesce(json_extract(job, '$.status.why'), json_extract(job, '$.status.found'))",
     # Only the scheduler knows why a job waits.
     "null",
@@ -142,6 +144,13 @@ def row_of(job: Job) -> dict[str, object]:
         "job": text,
         "sum": checksum(text),
     }
+
+
+def _update(connection: sqlite3.Connection, job: Job) -> None:
+    """Write a job into its existing row."""
+    row = row_of(job)
+    assignments = ", ".join(f"{name} = :{name}" for name in row if name != "id")
+    connection.execute(f"update jobs set {assignments} where id = :id", row)
 
 
 def study_folder(request: JobRequest) -> str:
@@ -348,9 +357,7 @@ class Queue:
                 )
             job = Job.model_validate({**dict(job), "status": to, **changes})
             self._write_job_file(job)
-            row = row_of(job)
-            assignments = ", ".join(f"{name} = :{name}" for name in row if name != "id")
-            connection.execute(f"update jobs set {assignments} where id = :id", row)
+            _update(connection, job)
         return job
 
     def job(self, number: int) -> Job:
@@ -447,9 +454,7 @@ class Queue:
             return False
         if job.id != number:
             return False
-        row = row_of(job)
-        assignments = ", ".join(f"{name} = :{name}" for name in row if name != "id")
-        self._open().execute(f"update jobs set {assignments} where id = :id", row)
+        _update(self._open(), job)
         return True
 
     def _write_job_file(self, job: Job) -> None:

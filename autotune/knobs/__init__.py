@@ -43,8 +43,8 @@ __all__ = [
     "spell",
 ]
 
-#: Modules of this folder that are not knobs: the contract, its terms, and the page generated from the catalog.
-_OTHERS = ("__main__", "knob", "page", "terms")
+#: Modules of this folder that are not knobs: the contract, and the page generated from the catalog.
+_OTHERS = ("__main__", "knob", "page")
 
 
 def _catalog() -> dict[str, Knob]:

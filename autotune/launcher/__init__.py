@@ -17,9 +17,9 @@ from autotune.base.errors import MachineError
 from autotune.base.files import FREE_SOME_SPACE, write_atomic
 from autotune.base.layout import LaunchFiles
 from autotune.base.records import Beat, TrialResult, TrialSpec, TrialStatus
-from autotune.launcher.ending import lacked_room, verdict
 from autotune.launcher.fork_client import Exit, Template, TemplateLost
 from autotune.launcher.quiet import Quiet, Stopped, cards_of, stopped_waiting
+from autotune.launcher.result import lacked_room, verdict
 from autotune.launcher.watch import (
     LAUNCHER_MARK,
     STUDY_MARK,

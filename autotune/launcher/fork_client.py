@@ -18,7 +18,7 @@ from autotune.base.clock import SystemClock
 from autotune.base.errors import MORE_PROCESSES, MachineError
 from autotune.base.layout import STORAGE_URL, LaunchFiles
 from autotune.base.records import TrialStatus
-from autotune.launcher.ending import EVIDENCE_LINES
+from autotune.launcher.result import EVIDENCE_LINES
 from autotune.launcher.watch import Logs, Watch, make_way
 
 #: Time limit for the template to import torch.

@@ -35,8 +35,8 @@ from autotune.base.files import CANNOT_WRITE, no_room
 from autotune.base.layout import LaunchFiles
 from autotune.base.ranks import RENDEZVOUS
 from autotune.base.records import TrialStatus
-from autotune.launcher.ending import tail, unreported
 from autotune.launcher.fork_client import IMPORT_ENV
+from autotune.launcher.result import tail, unreported
 from autotune.launcher.watch import Logs
 from autotune.machine import system
 from autotune.machine.host import oom_kill_count, shared_memory

@@ -12,12 +12,14 @@ from autotune.report.material import Material
 from autotune.report.sections import saved
 from autotune.report.sentences import (
     NO_VERDICT,
+    NOTHING_FASTER,
     RANKS,
     SearchVerdict,
     Won,
     batch_of,
     by_gain,
     full_stop,
+    gain_text,
     knobs_line,
     limit_line,
     next_commands,
@@ -30,7 +32,6 @@ from autotune.report.sentences import (
 from autotune.space import key
 from autotune.space.formatting import (
     describe,
-    interval_text,
     memory_text,
     one_line,
     phrase,
@@ -133,7 +134,7 @@ def headline_of(outcome: Outcome) -> str:
     if outcome.found is Finding.OPEN:
         return NO_VERDICT
     if outcome.found is Finding.KEEP:
-        return f"No configuration was shown to be faster than the baseline, {baseline} {outcome.unit}."
+        return f"{NOTHING_FASTER.rstrip('.')}, {baseline} {outcome.unit}."
     best = _promised(outcome)
     gains = [
         f"{phrase(part.knob, part.value)} {ratio_text(part.gain[0], part.gain[1:])}"
@@ -157,7 +158,7 @@ def headline_of(outcome: Outcome) -> str:
 
 
 def _between(standing: Standing) -> str:
-    return interval_text(standing.speedup_ci95).replace(" to ", "–")
+    return gain_text((standing.speedup, *standing.speedup_ci95))[1]
 
 
 def _promised(outcome: Outcome) -> Standing:

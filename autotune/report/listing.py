@@ -183,7 +183,7 @@ _WIDE, _NARROW = 18, 14
 #: Maximum number of profiles listed with the reason why they are stale.
 _PLACES = 4
 #: Stands for a batch size that is free to choose.
-_ANY = "any"
+ANY_BATCH = "any"
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ def grid_of(kept: Sequence[Slot], here: Fingerprint) -> ProfileGrid:
         if counts[title, kind] > 1:
             # Two profiles have the same text, such as those of two files with the same name.
             trainings[i] = (*title[:2], ", ".join(filter(None, (title[2], slot.name))))
-    rows = sorted(set(trainings), key=lambda row: (row[0], row[2], row[1] != _ANY, len(row[1]), row[1]))
+    rows = sorted(set(trainings), key=lambda row: (row[0], row[2], row[1] != ANY_BATCH, len(row[1]), row[1]))
     columns = sorted(set(hardware), key=lambda name: (not name.endswith(_HERE), name))
     cells = dict.fromkeys(((r, c) for r in range(len(rows)) for c in range(len(columns))), GridCell())
     for slot, training, kind in zip(kept, trainings, hardware, strict=True):
@@ -292,7 +292,7 @@ def _titles(kept: Sequence[Slot]) -> list[tuple[str, str, str]]:
         parts = [
             fact for i, fact in enumerate(own_facts) if fact and (i < 3 or any(other[i] != fact for other in others))
         ]
-        batch = str(slot.profile.configuration["batch_size"]) if slot.profile.conditions.keeps_batch_size else _ANY
+        batch = str(slot.profile.configuration["batch_size"]) if slot.profile.conditions.keeps_batch_size else ANY_BATCH
         titles.append((model, batch, one_line(", ".join(parts))))
     return titles
 
@@ -362,4 +362,4 @@ class GridTable:
 
 def _name(row: tuple[str, str, str]) -> str:
     model, batch, more = row
-    return f"{model}{'' if batch == _ANY else f' at batch {batch}'}{f' ({more})' if more else ''}"
+    return f"{model}{'' if batch == ANY_BATCH else f' at batch {batch}'}{f' ({more})' if more else ''}"

@@ -1,4 +1,4 @@
-"""A search in sentences."""
+"""A search in sentences. Its answer in one, the headline, is in `autotune.report.answer`."""
 
 from __future__ import annotations
 

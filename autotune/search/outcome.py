@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 from autotune.base.clock import timestamp
@@ -48,6 +48,7 @@ from autotune.study.request import command_of
 #: If fewer configurations were compared, that none was faster is not conclusive, unless there are no others.
 HANDFUL = 5
 _UNKNOWN = (TrialStatus.INTERRUPTED, TrialStatus.KILLED, TrialStatus.TIMEOUT)
+_LONGER = "a longer --budget has time to see how it trains."
 _EITHER = "a longer --budget, or a quieter machine, may tell them apart."
 _QUIETER = "search again when the machine is quiet, or measure in spite of it with --allow-busy."
 
@@ -64,10 +65,6 @@ class Conclusion:
     because: str | None = None
     advice: str | None = None
     evidence: str | None = None
-
-    def likely_by(self, evidence: str | None) -> Conclusion:
-        """Return the conclusion that something is likely to be faster by this evidence; unchanged if there is none."""
-        return self if evidence is None else replace(self, finding=Finding.LIKELY, evidence=evidence)
 
 
 @dataclass(frozen=True)
@@ -151,7 +148,7 @@ def _untried(
     lessons = Lessons()
     for verdict in checks:
         if verdict.passed is False:
-            lessons.learn_wrong(verdict.config)
+            lessons.learn_wrong(verdict.config, space.changed_maths(verdict.config))
     tried = {key(device_part(t.config)) for t in trials if t.config and _is_known(t.result)}
     own, in_heats = (key(device_part(config)) for config in (space.baseline, space.in_heats(space.baseline)))
     for heat in heats if is_device_bound(space, trials) else ():
@@ -238,9 +235,8 @@ def conclude(
                 "the baseline"
             )
         return Conclusion(Finding.OPEN, "; ".join(clauses), _EITHER)
-    doubt = next((check for check in proof.checks if check.in_doubt), None)
-    if doubt is not None:
-        return Conclusion(Finding.OPEN, f"trial {doubt.trials[0]} may be faster, and {doubt.reason}", _EITHER)
+    for number, reason in proof.doubted.items():
+        return Conclusion(Finding.OPEN, f"trial {number} may be faster, and is out: {reason}", _LONGER)
     untried = _untried(space, trials, heats, proof.checks)
     if by_rate and untried is not None:
         settings = describe(untried.config, space.baseline)
@@ -298,7 +294,7 @@ def outcome_of(setup: Setup, proof: Proof, course: Course, conclusion: Conclusio
     unproven = open_ or conclusion.finding is Finding.LIKELY
     # More time does not yield more trials than were requested.
     others = [s for s in proof.finalists if s.trial != proof.baseline.trial and s.trial not in proof.dropped]
-    may_prove = others or proof.unproven
+    may_prove = others or proof.unproven or proof.doubted
     spent = open_ and not may_prove and spec.trials is not None and len(course.trials) >= spec.trials
     return Outcome(
         study=files.name,

@@ -128,7 +128,10 @@ def search_and_prove(
         conclusion = conclude(space, history.trials, history.heats, proof, by_rate=by_rate)
         if conclusion.finding is Finding.OPEN:
             proof, evidence = with_likely(contest, proof, history.trials, history.heats, study.noise)
-            conclusion = conclusion.likely_by(evidence)
+            if evidence is None:
+                conclusion = conclude(space, history.trials, history.heats, proof, by_rate=by_rate)
+            else:
+                conclusion = replace(conclusion, finding=Finding.LIKELY, evidence=evidence)
     except InterruptedSearch as interrupted:
         # What was proven before is kept, and a failure to write must not hide that the search was interrupted.
         if before is None or _has_more_to_prove(before):
@@ -210,8 +213,14 @@ def _searched(
     """
     history, contest = study.history, _contest_so_far(study, context)
     contests += [] if contest is None else [contest]
+
+    def check(trial: Trial) -> list[Config]:
+        if not contests and study.baseline is not None:
+            contests.append(Contest(context(0.0), study.baseline))
+        return contests[-1].check_early(trial)
+
     while True:
-        stopped = study.run()
+        stopped = study.run(check if run.subject.words else None)
         run.env.observer.says(stopped)
         baseline = study.baseline
         if baseline is None:
@@ -230,9 +239,8 @@ def _searched(
             raise
         _raise_if_nothing_fits(run.required, history.trials, space.baseline)
         searched_s = history.ended_at_s
-        if contest is None:
-            contest = Contest(context(searched_s), baseline)
-            contests.append(contest)
+        contest = contests[-1] if contests else Contest(context(searched_s), baseline)
+        contests[:] = [contest]
         entered = contest.choose(study.ranked, study.noise)
         contest.enter(context(searched_s), entered, history.newest, in_turns=study.in_turns(entered))
         if not contest.is_lost:
@@ -268,7 +276,7 @@ def _has_more_to_prove(outcome: Outcome) -> bool:
     """Return whether something may be faster but is not proven to be."""
     others = [s for s in outcome.finalists if s.trial != outcome.baseline.trial and s.trial not in outcome.dropped]
     open_ = outcome.found is Finding.OPEN and any(s.speedup_ci95[1] > MAY_BE_FASTER for s in others)
-    return outcome.found is Finding.LIKELY or open_
+    return outcome.found is Finding.LIKELY or open_ or any(check.differs for check in outcome.checks)
 
 
 def _raise_if_nothing_fits(required: Requirements, trials: Sequence[Trial], baseline: Config) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 from autotune.base.errors import UnknownNameError, UsageError
 from autotune.base.records import Config, Host, TrialStatus, Value
@@ -252,6 +253,7 @@ class Lessons:
         self._diverged: set[_Part] = set()
         self._trained: set[_Part] = set()
         self._wrong: set[str] = set()
+        self._wrong_settings: set[tuple[str, Value]] = set()
         #: What delivers other samples: any number of workers but this one, and some settings of the loader.
         self._only_workers: int | None = None
         self._other_data: set[_Part] = set()
@@ -295,10 +297,17 @@ class Lessons:
         elif status in (TrialStatus.SHM_EXHAUSTED, TrialStatus.TIMEOUT, TrialStatus.HANG):
             self._failed.add(key(config))
 
-    def learn_wrong(self, config: Config) -> None:
-        """Record that a configuration does not train like eager fp32, which rules out all that share its maths."""
+    def learn_wrong(self, config: Config, changed: Mapping[str, Value] = MappingProxyType({})) -> None:
+        """Record that a configuration does not train like eager fp32, which rules out all that share its maths.
+
+        Args:
+            changed: the settings by which it computes something else than the baseline. If it is one, all with that
+                setting are ruled out.
+        """
         self.learned += 1
         self._wrong.add(key(maths_part(config)))
+        if len(changed) == 1:
+            self._wrong_settings |= changed.items()
 
     def learn_other_data(self, config: Config, baseline: Config) -> None:
         """Record that a configuration's loader delivers other samples than the baseline's. If its number of workers
@@ -322,7 +331,9 @@ class Lessons:
             return True
         if self._other_data and _part(config, _LOADER) in self._other_data:
             return True
-        return bool(self._wrong) and key(maths_part(config)) in self._wrong
+        if not self._wrong:
+            return False
+        return any(config.get(n) == v for n, v in self._wrong_settings) or key(maths_part(config)) in self._wrong
 
     def rule_out(self, config: Config) -> bool:
         """Return whether a configuration would fail like a known one, or train wrongly like one."""

@@ -32,7 +32,7 @@ MUCH_LARGER = 2.0
 LEAST_DEGREES = 2
 #: Whatever the bounds are, a standard deviation may be this many times the observed one. The number of standard
 #: deviations for which its probability is computed, and the steps in which Newton's method converges.
-_FAR, _GRID, _NEWTON_STEPS = 2.0, 256, 8
+_FAR, _GRID, _NEWTON_STEPS = 3.0, 256, 8
 #: Clocks whose ratio differs from 1 by less than this count as equal.
 CLOCKS_AGREE = 0.01
 #: Half-widths of logarithms are capped here, at a factor of 10**100: larger ones carry no more information, and their

@@ -248,6 +248,8 @@ class SearchTime:
         self._complete = complete
         self._adopts = adopts
         self._follow = follow
+        #: Seconds that checks of how a trial trains have taken, which the proof does not need any more.
+        self.checked_s = 0.0
 
     @property
     def share(self) -> float:
@@ -261,7 +263,7 @@ class SearchTime:
         verdict_s = self._budget.left_s - self._verdict_s
         if self.is_whole:
             return verdict_s
-        return min(verdict_s, self.share * self._budget.limit_s - self._budget.spent_s)
+        return min(verdict_s, self.share * self._budget.limit_s - self._budget.spent_s + self.checked_s)
 
     @property
     def fits_proof(self) -> bool:
@@ -279,7 +281,7 @@ class SearchTime:
     @property
     def is_over(self) -> bool:
         """Whether the share of the budget for searching is spent, so that the rest belongs to the proof."""
-        return not self.is_whole and self._budget.spent_s >= self.share * self._budget.limit_s
+        return not self.is_whole and self._budget.spent_s - self.checked_s >= self.share * self._budget.limit_s
 
     @property
     def is_short(self) -> bool:

@@ -36,7 +36,7 @@ from autotune.base.records import (
     Value,
 )
 from autotune.knobs import KNOBS, shares, spell
-from autotune.launcher.ending import MAX_RESULT_BYTES
+from autotune.launcher.result import MAX_RESULT_BYTES
 from autotune.samplers.sampler import HEAT, PREDICTED, RECORD, distributions, heats_of, suggest, tell
 from autotune.space import Space, key
 from autotune.study.database import OURS, open_study, writing

@@ -31,7 +31,7 @@ from autotune.samplers import AutoSampler, Experience, LegalSampler, Searcher, m
 from autotune.space import AT_ONCE, Space, key, loads_as
 from autotune.space.formatting import phrase
 from autotune.space.requirements import ANYTHING, Requirements
-from autotune.study.agenda import PROMISING, Agenda, CompleteTrials, TrialScores, waits_for_the_disk
+from autotune.study.agenda import MATHS_PAYS, PROMISING, Agenda, CompleteTrials, TrialScores, waits_for_the_disk
 from autotune.study.budget import SEARCH_SHARE, lack
 from autotune.study.history import History, dealt
 from autotune.study.launches import Launches, Launching, once
@@ -180,6 +180,9 @@ class StudyLoop:
         self._heats = 0
         self._was_last = False
         self._said_alone = False
+        #: Checks how a trial trains; returns what trains wrongly. And the changes of maths that have been checked.
+        self._check: Callable[[Trial], Sequence[Config]] | None = None
+        self._checked: set[str] = set()
         self._sampler: Searcher
         if sampler == "auto":
             self._sampler = AutoSampler(
@@ -237,10 +240,13 @@ class StudyLoop:
         for trial in self.history.recover():
             self._record(trial)
 
-    def run(self) -> str:
+    def run(self, check: Callable[[Trial], Sequence[Config]] | None = None) -> str:
         """Search until there is a reason to end; return the reason, one sentence.
 
         The reason is stored because a study resumed after the proof would find another one: the proof also takes time.
+
+        Args:
+            check: checks how a trial trains, and returns the configurations that are shown to train wrongly.
 
         Raises:
             WorkloadError: the baseline failed.
@@ -248,6 +254,7 @@ class StudyLoop:
             InterruptedSearch: a signal arrived; everything finished is on disk.
         """
         self._check_baseline()
+        self._check = check
         earlier_reason = self.history.ended
         if earlier_reason is not None:
             return earlier_reason
@@ -261,12 +268,27 @@ class StudyLoop:
 
     def _search(self) -> str:
         while True:
+            self._check_leader()
             reason = self._fill()
             if reason is not None and not self._running.number:
                 return reason
             self._running.end()
             self._raise_if_stopped()
             self._check_baseline()
+
+    def _check_leader(self) -> None:
+        """Check how the best so far trains if it computes something else than the baseline and is much faster: if it is
+        wrong, others that compute like it would be tried in vain. The proof needs this check as well."""
+        best, baseline = self._complete.best, self.baseline
+        if self._check is None or best is None or baseline is None or self._running.number or self._launches.follow:
+            return
+        changed = self.space.changed_maths(best.config)
+        pays = (best.rate_per_s or 0.0) >= MATHS_PAYS * (baseline.rate_per_s or math.inf)
+        if changed and pays and key(changed) not in self._checked:
+            self._checked.add(key(changed))
+            began_s = self._launches.budget.spent_s
+            self.rule_out(self._check(best))
+            self._agenda.time.checked_s += self._launches.budget.spent_s - began_s
 
     def _fill(self) -> str | None:
         """Begin trials and heats on all free devices; if nothing more is begun on one of them, return why.
@@ -525,7 +547,8 @@ class StudyLoop:
         measurements = [m for t in trials if (m := t.result.measurement) is not None]
         if len(spans) < len(trials) or len(measurements) < len(trials):
             return False
-        # Nobody finds the last one's files in the page cache.
+        # Had its files been in the page cache, one that hardly waits would have been hardly faster. What the last one
+        # waits for does not matter.
         last = spans.index(max(spans))
         if any((m.loader_wait_fraction or 0.0) > _WAITS for m in (*measurements[:last], *measurements[last + 1 :])):
             return False
@@ -539,7 +562,7 @@ class StudyLoop:
         those whose loader delivers other samples than the baseline's."""
         lessons = self._experience.lessons
         for config in wrong:
-            lessons.learn_wrong(config)
+            lessons.learn_wrong(config, self.space.changed_maths(config))
         for config in loading_otherwise:
             lessons.learn_other_data(config, self.space.baseline)
         self._complete.leave_out(lessons.is_wrong)

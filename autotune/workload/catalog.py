@@ -21,16 +21,13 @@ from autotune.base.errors import MachineError, UnknownNameError, UsageError
 from autotune.base.records import Value, WorkloadRef
 from autotune.workload.contract import PARTS
 
-#: The catalog files that serve all of torchvision's names, each with the folder below its models that registers them.
-_TORCHVISION = {
-    "torchvision_classifier": "",
-    "torchvision_detector": "detection",
-    "torchvision_segmenter": "segmentation",
-}
-_TASKS: dict[str, Literal["classification", "detection", "segmentation"]] = {
-    "torchvision_classifier": "classification",
-    "torchvision_detector": "detection",
-    "torchvision_segmenter": "segmentation",
+_Task = Literal["classification", "detection", "segmentation"]
+#: The catalog files that serve all of torchvision's names, each with what these models are for, and the folder below
+#: its models that registers them.
+_TORCHVISION: dict[str, tuple[_Task, str]] = {
+    "torchvision_classifier": ("classification", ""),
+    "torchvision_detector": ("detection", "detection"),
+    "torchvision_segmenter": ("segmentation", "segmentation"),
 }
 _TIMM, _TIMM_FILE = "timm:", "timm_classifier"
 
@@ -314,9 +311,10 @@ def torchvision_names() -> frozenset[str]:
     return frozenset(_torchvision_files())
 
 
-def torchvision_task(name: str) -> Literal["classification", "detection", "segmentation"] | None:
+def torchvision_task(name: str) -> _Task | None:
     """Return what the installed torchvision's model of this name is for; ``None`` if it has no such model."""
-    return _TASKS.get(_torchvision_files().get(name, ""))
+    file = _torchvision_files().get(name)
+    return None if file is None else _TORCHVISION[file][0]
 
 
 @functools.cache
@@ -325,7 +323,7 @@ def _torchvision_files() -> dict[str, str]:
     spec = importlib.util.find_spec("torchvision")
     files: dict[str, str] = {}
     for location in (spec.submodule_search_locations or []) if spec else []:
-        for stem, folder in _TORCHVISION.items():
+        for stem, (_, folder) in _TORCHVISION.items():
             for file in sorted((Path(location) / "models" / folder).glob("*.py")):
                 source = file.read_bytes()
                 if b"@register_model" in source:

@@ -13,7 +13,7 @@ import pytest
 from autotune.base.clock import SystemClock
 from autotune.base.layout import LaunchFiles
 from autotune.base.records import TrialStatus
-from autotune.launcher.ending import verdict
+from autotune.launcher.result import verdict
 from autotune.launcher.watch import Watch
 
 MIB = 2**20

@@ -283,7 +283,8 @@ def test_what_computes_like_one_that_trains_wrongly_may_not_win_unchecked(
     contest.race = SimpleNamespace(context=context)  # type: ignore[assignment]
     wrong = {**fp32, "precision": "bf16", "memory_format": "channels_last"}
     contest.checks = [TrainVerdict(trials=(4,), config=wrong, passed=False, reason="its loss differs")]
+    contest._doubted = []
     # There is no time for a check of its own.
     monkeypatch.setattr(Contest, "_knows_training", lambda self, one: True)
     assert contest._trains(one) == may_win
-    assert (one.out is None) == may_win
+    assert (one.out is None) == may_win and contest.doubted.keys() == (set() if may_win else {5})

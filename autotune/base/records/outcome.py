@@ -92,6 +92,7 @@ class TrainVerdict(Record):
         tolerance: the largest accepted mean difference; distance: the observed one. Both leave out the tenth of the
             steps that differ most.
         metric, reference_metric: what the workload's own metric says of both afterwards; ``None`` if it has none.
+        differs: it was not passed, and differs from a run of the reference; whether that is much, others would show.
     """
 
     trials: tuple[int, ...]
@@ -105,11 +106,7 @@ class TrainVerdict(Record):
     distance: float | None = None
     metric: float | None = None
     reference_metric: float | None = None
-
-    @property
-    def in_doubt(self) -> bool:
-        """Whether it differs from the only run that it was compared with: others would show if that is much."""
-        return self.passed is None and self.distance is not None
+    differs: bool = False
 
 
 class HoldVerdict(Record):

@@ -41,8 +41,6 @@ BEND, BENDS = 0.5, 0.1
 BETWEEN_SD = 0.03
 
 
-#: Prior of the workload's own knobs, about which nothing is known.
-OWN_KNOB = UNKNOWN
 #: Knobs with numeric values, which have a slope.
 NUMERIC = tuple(name for name, knob in KNOBS.items() if knob.numeric)
 
@@ -142,7 +140,7 @@ def _effects(space: Space, name: str, expected: dict[tuple[str, Value | None], E
     if name not in NUMERIC:
         reference = baseline_value if baseline_value is not None else legal[0]
         return [
-            _Effect(name, expected.get((name, value), OWN_KNOB), value)
+            _Effect(name, expected.get((name, value), UNKNOWN), value)
             for value in legal
             if value != reference or isinstance(value, bool) != isinstance(reference, bool)
         ]
@@ -289,16 +287,10 @@ def combined(log_device: Array, log_loader: Array, workers: Array) -> Array:
     overlapping = workers > 0
     # With workers, loading and computing overlap; without them their times add.
     lost = np.empty_like(gap)
-    lost[overlapping] = _softplus(-SHARPNESS * gap[overlapping]) / SHARPNESS
-    lost[~overlapping] = _softplus(-gap[~overlapping])
+    lost[overlapping] = np.logaddexp(0.0, -SHARPNESS * gap[overlapping]) / SHARPNESS
+    lost[~overlapping] = np.logaddexp(0.0, -gap[~overlapping])
     log_rate: Array = log_device - lost
     return log_rate
-
-
-def _softplus(values: Array) -> Array:
-    """Compute ``log(1 + exp(x))`` without overflow."""
-    softplus: Array = np.maximum(values, 0.0) + np.log1p(np.exp(-np.abs(values)))
-    return softplus
 
 
 @dataclass(frozen=True)

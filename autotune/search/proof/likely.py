@@ -107,7 +107,8 @@ def with_likely(
     while True:
         likely = _likeliest(contest, trials, heats, noise, lambda one: True)
         if likely is None:
-            return proof, None
+            # Checks may have shown something of those that seemed to be.
+            return replace(proof, checks=tuple(contest.checks), dropped=contest.dropped, doubted=contest.doubted), None
         if _passes(contest, likely.one, ended):
             break
     own_batch, best = None, _standing(contest, proof, likely)
@@ -130,7 +131,8 @@ def with_likely(
             best_same_batch=best_same_batch,
             finalists=tuple(standings.values()),
             tie=None,
-            dropped={**proof.dropped, **{e.trial.number: e.out for e in contest.finalists if e.out and not e.label}},
+            dropped=contest.dropped,
+            doubted=contest.doubted,
             checks=tuple(contest.checks),
             data=tuple({key(v.config): v for v in (*proof.data, *data)}.values()),
             ablation=(),
@@ -187,7 +189,7 @@ def proof_takes_s(contest: Contest, noise: stats.LaunchNoise, likely: Standing |
     budget = context.launches.budget
     # A study that continues probes its workload again.
     fixed_s = ceiling_s(context) + baseline.seen[0].startup_s
-    others = [e for e in contest.finalists if e.out is None and not e.label]
+    others = [e for e in contest.finalists if not e.label and (e.out is None or e.trial.number in contest.doubted)]
     likely_number = None if likely is None else likely.trial
     chosen = next((e for e in others if e.trial.number == likely_number), None) or next(iter(others), None)
     if chosen is None:
@@ -214,7 +216,7 @@ def _passes(contest: Contest, one: Entrant, ended: str | None) -> bool:
     if ended is None:
         return contest.passes(one)
     contest.leave_unchecked(one, ended)
-    return True
+    return contest.refusal(one) is None
 
 
 def _likeliest(
@@ -233,13 +235,17 @@ def _likeliest(
     others = [entrant(t) for t in complete if t.number not in entered and key(t.config) != key(space.baseline)]
     lessons = Lessons()
     for config in contest.wrong:
-        lessons.learn_wrong(config)
+        lessons.learn_wrong(config, space.changed_maths(config))
     for config in contest.loading_otherwise:
         lessons.learn_other_data(config, space.baseline)
     candidates = [
         e
         for e in (*(one for one in contest.finalists if not one.label), *others)
-        if e.out is None and not lessons.is_wrong(e.config) and race.context.required.allow(e.trial) and fits(e)
+        if e.out is None
+        and contest.refusal(e) is None
+        and not lessons.is_wrong(e.config)
+        and race.context.required.allow(e.trial)
+        and fits(e)
     ]
     telling_heats = _telling(space, trials, heats)
     config_keys = {key(e.config) for heat in telling_heats for e in heat.entrants if e.ratio is not None}

@@ -332,7 +332,7 @@ def check_training(
     entrants: Sequence[Entrant],
     share_s: float,
 ) -> list[TrainVerdict]:
-    """Check the finalists. Those that fail, or are left in doubt, drop out of the race.
+    """Check the finalists. Those that fail drop out of the race.
 
     Finalists that differ only in loader and batch size share one check. Those that compute exactly as the baseline does
     need none: what their loaders deliver is compared (see `autotune.search.proof.data_check`). If there is no time to
@@ -390,8 +390,6 @@ def check_training(
             context.observer.says(f"{titles}: fast but wrong: {verdict.reason}")
         elif verdict.passed is None:
             context.observer.says(_unchecked(verdict))
-            for entrant in group.entrants if verdict.in_doubt else ():
-                entrant.out = verdict.reason
     return verdicts
 
 
@@ -668,13 +666,14 @@ def _check(context: ProofContext, group: _Group, yardstick: _References) -> Trai
         check = check.model_copy(update={"metric": None})
     references = yardstick.first(1)
     judgement = _judged(check, references, context.beside)
+    differs = judgement.passed is None and judgement.distance is not None
     # What only the candidate seems to lack, other runs of the reference may lack, too.
     lacking = judgement.passed and check.metric_lacks is not None and references[0].metric_lacks is None
-    if lacking or (judgement.passed is None and judgement.distance is not None):
+    if lacking or differs:
         # It differs from one run; others show how much difference is acceptable.
         references = yardstick.first(len(REFERENCE_SEEDS))
         if yardstick.failed is not None:
-            return _verdict(group, None, yardstick.failed)
+            return _verdict(group, None, yardstick.failed).model_copy(update={"differs": differs})
         if len(references) == len(REFERENCE_SEEDS):
             judgement = _judged(check, references, context.beside)
         else:
@@ -696,6 +695,7 @@ def _check(context: ProofContext, group: _Group, yardstick: _References) -> Trai
             "distance": judgement.distance,
             "metric": check.metric,
             "reference_metric": references[0].metric,
+            "differs": differs and judgement.passed is None,
         }
     )
 

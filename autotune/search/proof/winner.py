@@ -191,6 +191,8 @@ def _as_good(race: Race, winner: Entrant, simpler: Entrant) -> bool:
 
 # The proof of a winner, or that there is none: the order of the checks, and the share of the budget for each.
 
+#: The search may check how a script's trial trains if that takes no more than this fraction of the budget left.
+EARLY_SHARE = 0.15
 #: Fractions of `ProofContext.budget_s`.
 CHECK_SHARE, RACE_SHARE, HOLD_SHARE, CEILING_SHARE, ABLATION_SHARE = 0.12, 0.25, 0.05, 0.07, 0.18
 #: Share of the ceilings if a first epoch is to be measured, too.
@@ -222,7 +224,8 @@ class Proof:
         unproven: numbers of trials that may be better than the baseline but were not launched again in turns with it.
         baseline_unmet: the requirements that the baseline does not meet, as a clause.
         tie: one sentence on the configuration over which the winner was preferred, if no difference in rate was shown.
-        dropped: why finalists dropped out, by trial number.
+        dropped: why finalists dropped out, by trial number; doubted: those that would have won, and are not known to
+            train.
     """
 
     baseline: Standing
@@ -233,6 +236,7 @@ class Proof:
     baseline_unmet: str | None = None
     tie: str | None = None
     dropped: dict[int, str] = field(default_factory=dict)
+    doubted: dict[int, str] = field(default_factory=dict)
     bottlenecks: tuple[Bottleneck, ...] = ()
     checks: tuple[TrainVerdict, ...] = ()
     hold: HoldVerdict | None = None
@@ -250,6 +254,10 @@ class Contest:
     def __init__(self, context: ProofContext, baseline: Trial) -> None:
         self.race = Race(context, [entrant(baseline)])
         self.checks: list[TrainVerdict] = []
+        #: Trials that the search has found to train wrongly.
+        self._wrong_early: list[Entrant] = []
+        #: Entrants that would have won, and are not known to train.
+        self._doubted: list[Entrant] = []
         self._data: dict[str, DataVerdict] = {}
         self._newest = 0
 
@@ -257,6 +265,24 @@ class Contest:
     def finalists(self) -> list[Entrant]:
         """All finalists so far, without the baseline."""
         return self.race.entrants[1:]
+
+    def check_early(self, trial: Trial) -> list[Config]:
+        """Check how a trial of a script trains while the search goes on, if that takes little of the time left; return
+        its configuration if it trains wrongly, else nothing.
+
+        Raises:
+            InterruptedSearch: the user interrupted it.
+        """
+        context, baseline, one = self.race.context, self.race.baseline, entrant(trial)
+        share_s = EARLY_SHARE * context.launches.budget.left_s
+        if not 0 < need_s(context, baseline, [one], runs=1) <= share_s:
+            return []
+        # What is open is checked again by the proof, which has more time.
+        self.checks[:0] = [v for v in check_training(context, baseline, [one], share_s) if v.passed is not None]
+        if not any(verdict.passed is False and covers(verdict, one) for verdict in self.checks):
+            return []
+        self._wrong_early.append(one)
+        return [one.config]
 
     def choose(self, complete: Sequence[Trial], noise: stats.LaunchNoise) -> list[Trial]:
         """Return the trials to enter next.
@@ -398,22 +424,34 @@ class Contest:
         if key(one.config) not in self._data:
             self._data[key(one.config)] = not_compared(self.race.context, one, reason)
 
+    def refusal(self, one: Entrant) -> str | None:
+        """Return why an entrant may not be promised, by the checks so far; ``None`` if it may be."""
+        told = [verdict for verdict in self.checks if covers(verdict, one)]
+        for verdict in told:
+            if verdict.passed is False:
+                return f"fast but wrong: {verdict.reason}"
+        if any(verdict.passed for verdict in told):
+            return None
+        changed = self.race.context.space.changed_maths(one.config).items()
+        for verdict in (*told, *self.checks):
+            if verdict.differs and verdict in told:
+                return verdict.reason
+            if (verdict.differs or verdict.passed is False) and changed & verdict.config.items():
+                return f"not checked, and it computes like one that is not known to train: {verdict.reason}"
+        return None
+
     def _trains(self, one: Entrant) -> bool:
-        failed = next((v for v in self.checks if v.passed is False and covers(v, one)), None)
-        if failed is not None:
-            one.out = one.out or f"fast but wrong: {failed.reason}"
-            return False
-        if not self._knows_training(one):
+        if self.refusal(one) is None and not self._knows_training(one):
             self._check([one, *(e for e in self._unchecked if e is not one and train_alike(one, e))])
             if one.out is not None:
                 # Whatever is wrong with it may be wrong with the others, which should not race for nothing.
                 self._check(self._unchecked)
-        if one.out is None and self._may_train_otherwise(one):
-            changed = self.race.context.space.changed_maths(one.config).items()
-            wrong = [v for v in self.checks if (v.passed is False or v.in_doubt) and changed & v.config.items()]
-            if wrong:
-                one.out = f"not checked, and it computes like one that is not known to train: {wrong[0].reason}"
-                self.race.context.observer.says(f"{one.title}: {one.out}")
+        refusal = self.refusal(one)
+        if one.out is None and refusal is not None:
+            one.out = refusal
+            if not any(verdict.passed is False and covers(verdict, one) for verdict in self.checks):
+                self._doubted.append(one)
+                self.race.context.observer.says(f"{one.title} is out: {refusal}")
         return one.out is None
 
     def _knows_training(self, one: Entrant) -> bool:
@@ -450,6 +488,17 @@ class Contest:
     def data_of(self, one: Entrant) -> DataVerdict | None:
         """Return the verdict on an entrant's data; ``None`` if they were not compared."""
         return self._data.get(key(one.config))
+
+    @property
+    def doubted(self) -> dict[int, str]:
+        """Why entrants that would have won are not known to train, by their trials' numbers."""
+        return {e.trial.number: e.out for e in self._doubted if e.out is not None}
+
+    @property
+    def dropped(self) -> dict[int, str]:
+        """Why trials dropped out, by their numbers."""
+        entrants = (*self._wrong_early, *self._doubted, *self.race.entrants)
+        return {e.trial.number: e.out for e in entrants if e.out is not None and not e.label}
 
     @property
     def loading_otherwise(self) -> list[Config]:
@@ -521,7 +570,8 @@ def prove(contest: Contest, noise: stats.LaunchNoise) -> Proof:
         unproven=tuple(unproven),
         baseline_unmet=compared.unmet(first),
         tie=contest.tie(compared, leader, preferred),
-        dropped={e.trial.number: e.out for e in race.entrants if e.out is not None and not e.label},
+        dropped=contest.dropped,
+        doubted=contest.doubted,
         bottlenecks=tuple(limits),
         checks=tuple(checks),
         hold=hold,
@@ -576,7 +626,7 @@ def _without_useless(
         verdicts: list[TrainVerdict] = []
         if maths_part(simpler.config) != maths_part(winner.config):
             verdicts = check_training(context, race.baseline, [simpler], _check_s(context))
-            if any(verdict.passed is False or (is_winner_checked and not verdict.passed) for verdict in verdicts):
+            if any(v.passed is False or v.differs or (is_winner_checked and not v.passed) for v in verdicts):
                 return False
         if _needs_holding(simpler, winner, hold):
             simpler_hold = check_holding(context, simpler, HOLD_SHARE * limit_s)
@@ -598,7 +648,7 @@ def _is_less(data: DataVerdict | None, known: DataVerdict | None) -> bool:
 def _needs_holding(simpler: Entrant, winner: Entrant, hold: HoldVerdict | None) -> bool:
     """Return whether the winner with some knobs set back may use so much more memory that holding must be checked."""
     changed = [n for n, v in winner.config.items() if n in KNOBS and KNOBS[n].memory and simpler.config.get(n) != v]
-    if changed == [] or (
+    if not changed or (
         changed == ["batch_size"] and int(simpler.config["batch_size"]) <= int(winner.config["batch_size"])
     ):
         return False

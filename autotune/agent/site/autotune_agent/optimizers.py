@@ -81,7 +81,7 @@ class OwnUpdates:
         self._first_s: float | None = None
         self._wait_s: float | None = None
         self._told = False
-        self._undo: list[Callable[[], None]] = []
+        self._undo: Callable[[], None] | None = None
 
     def install(self) -> None:
         """Look at backward passes. Called when ``import torch`` has just ended."""
@@ -101,7 +101,7 @@ class OwnUpdates:
 
         @wraps(original_grad)
         def grad(*args: Any, **kwargs: Any) -> Any:
-            if not torch.compiler.is_compiling() and self._looking:
+            if not torch.compiler.is_compiling() and self._looking and not self._optimizers.is_stepping:
                 self._gradients += 1
                 safely(self._look_out)
             return original_grad(*args, **kwargs)
@@ -116,14 +116,15 @@ class OwnUpdates:
 
         self._looking = True
         torch.autograd.backward, torch.autograd.grad = backward, grad
-        self._undo.append(restore)
+        self._undo = restore
 
     def stop(self) -> None:
         """Stop looking, as an optimizer of torch.optim takes the steps."""
         if self._looking:
             self._looking = False
             self._probes, self._values = [], []
-            self._undo.pop()()
+            if self._undo is not None:
+                self._undo()
 
     def called(self) -> None:
         """Note that a model was called to train it."""
@@ -201,10 +202,10 @@ class OwnUpdates:
         """Report that the script trains without visible steps, once that is clear."""
         now = time.monotonic()
         self._first_s = now if self._first_s is None else self._first_s
-        times = max(self._passes, self._gradients)
+        gradients = max(self._passes, self._gradients)
         if self._told or self._code is not None or now - self._first_s < _UNSEEN_S:
             return
-        if max(times, self._calls) < _UNSEEN_AFTER or (not times and now - self._first_s < _CALLED_S):
+        if max(gradients, self._calls) < _UNSEEN_AFTER or (not gradients and now - self._first_s < _CALLED_S):
             return
         # If weights do not change, gradients may be accumulated, for however long, for a step still to come.
         if self._passes and not self._changes:

@@ -1,4 +1,4 @@
-"""Determines how a launch ended, from its exit code, its result file and evidence from the system."""
+"""The result of a launch that has ended, from its exit code, its own report and evidence from the system."""
 
 from __future__ import annotations
 
