@@ -1,4 +1,4 @@
-"""Classifies a failure, from the exception or from the compiler's messages."""
+"""Classifies a failure (out of memory, no space in /dev/shm, a compiler's, …), from the exception or from messages."""
 
 from __future__ import annotations
 

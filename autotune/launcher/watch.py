@@ -1,4 +1,5 @@
-"""Watches a launch from outside."""
+"""Watches a launch from outside: its beats, its log, its limits. What hangs or overruns is noticed here, and ended by
+`autotune.launcher.fork_client`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The seconds of a study, and the folder that is reserved for it."""
+"""The seconds of a study, and the folder that is reserved for it. Texts such as ``10m`` are read by
+`autotune.base.parsing`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What feeds a training."""
+"""What feeds a training: its loader, opened as a configuration says, and the time that its batches are waited for."""
 
 from __future__ import annotations
 

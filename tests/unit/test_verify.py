@@ -754,18 +754,31 @@ def test_what_is_not_known_to_train_is_promised_by_no_other_trial_either(
         assert outcome.profile is None and outcome.again is not None
 
 
-def test_a_search_goes_on_without_what_trains_wrongly(world: NoisyWorld) -> None:
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_search_goes_on_without_what_trains_wrongly(world: NoisyWorld, interrupted: bool) -> None:
     def script(spec: TrialSpec) -> Play:
         bf16, workers = spec.config.get("precision") == "bf16", int(spec.config["num_workers"])
         flat = TrainCheck(losses=(2.3,) * (spec.check.steps if spec.check else 1), finite=True, changed=0.0)
         rate = (200.0 if bf16 else 100.0) * (1.3 if workers else 1.0)
         return Play(measurement=make_measurement(world.rate(rate)), wall_s=5.0, check=flat if bf16 else None)
 
+    def launched() -> list[tuple[LaunchKind, object]]:
+        return [(s.kind, s.config.get("precision")) for launcher in world.launchers for s in launcher.specs]
+
     fixed = {name: value for name, value in FIXED.items() if name not in SEVERAL}
-    outcome = of_a_script(world, script, budget_s=240.0, fixed=fixed, narrowed=SEVERAL)
-    kinds = [(s.kind, s.config.get("precision")) for launcher in world.launchers for s in launcher.specs]
-    checked = kinds.index((LaunchKind.TRAIN_CHECK, "bf16"))
-    assert (LaunchKind.MEASURE, "bf16") not in kinds[checked:]
+    if interrupted:
+        # In the trial after the check.
+        world.raise_at = {5: KeyboardInterrupt()}
+        with pytest.raises(KeyboardInterrupt):
+            of_a_script(world, script, budget_s=240.0, fixed=fixed, narrowed=SEVERAL)
+        assert (LaunchKind.TRAIN_CHECK, "bf16") in launched()
+        world.raise_at = {}
+        resume(world.files, world.env(script))
+    else:
+        of_a_script(world, script, budget_s=240.0, fixed=fixed, narrowed=SEVERAL)
+    kinds, outcome = launched(), world.outcome
+    assert kinds.count((LaunchKind.TRAIN_CHECK, "bf16")) == 1
+    assert (LaunchKind.MEASURE, "bf16") not in kinds[kinds.index((LaunchKind.TRAIN_CHECK, "bf16")) :]
     assert outcome.best.config["precision"] == "fp32" and outcome.finding is Finding.FASTER
     (verdict,) = outcome.checks
     assert verdict.passed is False and outcome.dropped[verdict.trials[0]].startswith("fast but wrong")

@@ -275,7 +275,7 @@ class Contest:
         """
         context, baseline, one = self.race.context, self.race.baseline, entrant(trial)
         share_s = EARLY_SHARE * context.launches.budget.left_s
-        if not 0 < need_s(context, baseline, [one], runs=1) <= share_s:
+        if not context.sees_inside or need_s(context, baseline, [one], runs=1) > share_s:
             return []
         # What is open is checked again by the proof, which has more time.
         self.checks[:0] = [v for v in check_training(context, baseline, [one], share_s) if v.passed is not None]
@@ -365,7 +365,7 @@ class Contest:
         ):
             return
         check_s, left_s = need_s(context, baseline, [leader], runs=1), context.launches.budget.left_s
-        if 0 < check_s <= left_s < check_s + self.race.round_s([baseline, leader]):
+        if check_s <= left_s < check_s + self.race.round_s([baseline, leader]):
             self._trains(leader)
 
     def winner(self, fits: Callable[[Entrant], bool] = lambda one: True) -> tuple[Entrant, Entrant]:

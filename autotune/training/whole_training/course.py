@@ -1,4 +1,4 @@
-"""A whole training."""
+"""The course of a whole training: its epochs, from the first step to the last checkpoint."""
 
 from __future__ import annotations
 
