@@ -235,7 +235,8 @@ def conclude(
                 "the baseline"
             )
         return Conclusion(Finding.OPEN, "; ".join(clauses), _EITHER)
-    for number, reason in proof.doubted.items():
+    if proof.doubted:
+        number, reason = next(iter(proof.doubted.items()))
         return Conclusion(Finding.OPEN, f"trial {number} may be faster, and is out: {reason}", _LONGER)
     untried = _untried(space, trials, heats, proof.checks)
     if by_rate and untried is not None:

@@ -276,7 +276,8 @@ def _has_more_to_prove(outcome: Outcome) -> bool:
     """Return whether something may be faster but is not proven to be."""
     others = [s for s in outcome.finalists if s.trial != outcome.baseline.trial and s.trial not in outcome.dropped]
     open_ = outcome.found is Finding.OPEN and any(s.speedup_ci95[1] > MAY_BE_FASTER for s in others)
-    return outcome.found is Finding.LIKELY or open_ or any(check.differs for check in outcome.checks)
+    in_doubt = outcome.found is Finding.OPEN and any(check.differs for check in outcome.checks)
+    return outcome.found is Finding.LIKELY or open_ or in_doubt
 
 
 def _raise_if_nothing_fits(required: Requirements, trials: Sequence[Trial], baseline: Config) -> None:

@@ -33,6 +33,8 @@ LEAST_DEGREES = 2
 #: Whatever the bounds are, a standard deviation may be this many times the observed one. The number of standard
 #: deviations for which its probability is computed, and the steps in which Newton's method converges.
 _FAR, _GRID, _NEWTON_STEPS = 3.0, 256, 8
+#: So many degrees of freedom say more than bounds do.
+_MANY = 100
 #: Clocks whose ratio differs from 1 by less than this count as equal.
 CLOCKS_AGREE = 0.01
 #: Half-widths of logarithms are capped here, at a factor of 10**100: larger ones carry no more information, and their
@@ -393,7 +395,7 @@ def _learnt(squares: float, divisor: int, degrees: float, prior: LaunchNoise) ->
     if degrees < LEAST_DEGREES:
         return prior
     sd = math.sqrt(squares / divisor)
-    if prior.least > 0:
+    if prior.least > 0 and degrees < _MANY:
         sd, degrees = _bounded(sd, degrees, prior.least, max(prior.most, _FAR * sd))
     return replace(prior, sd=sd, degrees=degrees, learnt=True)
 

@@ -358,11 +358,8 @@ class Contest:
         second round, but not for both: that it is likely to be faster is known, and it may compute something else."""
         context, baseline, compared = self.race.context, self.race.baseline, self.race.compared()
         leader = max(entered, key=lambda one: compared.ratio(one, baseline)[0])
-        if (
-            not context.by_rate
-            or compared.ratio(leader, baseline)[0] < MATHS_PAYS
-            or not self._may_train_otherwise(leader)
-        ):
+        pays = context.by_rate and compared.ratio(leader, baseline)[0] >= MATHS_PAYS
+        if not pays or not self._may_train_otherwise(leader):
             return
         check_s, left_s = need_s(context, baseline, [leader], runs=1), context.launches.budget.left_s
         if check_s <= left_s < check_s + self.race.round_s([baseline, leader]):
@@ -426,16 +423,17 @@ class Contest:
 
     def refusal(self, one: Entrant) -> str | None:
         """Return why an entrant may not be promised, by the checks so far; ``None`` if it may be."""
-        told = [verdict for verdict in self.checks if covers(verdict, one)]
-        for verdict in told:
-            if verdict.passed is False:
-                return f"fast but wrong: {verdict.reason}"
-        if any(verdict.passed for verdict in told):
+        own = [verdict for verdict in self.checks if covers(verdict, one)]
+        wrong = next((verdict for verdict in own if verdict.passed is False), None)
+        if wrong is not None:
+            return f"fast but wrong: {wrong.reason}"
+        if any(verdict.passed for verdict in own):
             return None
+        doubt = next((verdict for verdict in own if verdict.differs), None)
+        if doubt is not None:
+            return doubt.reason
         changed = self.race.context.space.changed_maths(one.config).items()
-        for verdict in (*told, *self.checks):
-            if verdict.differs and verdict in told:
-                return verdict.reason
+        for verdict in self.checks:
             if (verdict.differs or verdict.passed is False) and changed & verdict.config.items():
                 return f"not checked, and it computes like one that is not known to train: {verdict.reason}"
         return None
@@ -492,7 +490,7 @@ class Contest:
     @property
     def doubted(self) -> dict[int, str]:
         """Why entrants that would have won are not known to train, by their trials' numbers."""
-        return {e.trial.number: e.out for e in self._doubted if e.out is not None}
+        return {e.trial.number: e.out for e in self._doubted if e.out is not None and not e.label}
 
     @property
     def dropped(self) -> dict[int, str]:

@@ -81,7 +81,7 @@ class OwnUpdates:
         self._first_s: float | None = None
         self._wait_s: float | None = None
         self._told = False
-        self._undo: Callable[[], None] | None = None
+        self._undo: Callable[[], None] = lambda: None
 
     def install(self) -> None:
         """Look at backward passes. Called when ``import torch`` has just ended."""
@@ -123,8 +123,7 @@ class OwnUpdates:
         if self._looking:
             self._looking = False
             self._probes, self._values = [], []
-            if self._undo is not None:
-                self._undo()
+            self._undo()
 
     def called(self) -> None:
         """Note that a model was called to train it."""
