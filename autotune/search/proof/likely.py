@@ -320,7 +320,7 @@ def _by_heats(one: Entrant, baseline: Entrant, space: Space, heats: Sequence[Hea
 
 
 def _by_launches(one: Entrant, compared: Comparison, space: Space, noise: stats.LaunchNoise) -> Iterator[_View]:
-    """Yield what separate launches show: those in turns with the baseline, or else the search's own."""
+    """Yield what separate launches show: those in turns with the baseline, or else all of both."""
     beside = 0.0
     rounds = shared_rounds(one, compared.baseline)
     if rounds and compared.in_turns(one, compared.baseline):
@@ -328,13 +328,14 @@ def _by_launches(one: Entrant, compared: Comparison, space: Space, noise: stats.
         degrees = compared.noise.degrees
         words = f"{count(rounds, 'launch', 'launches')} of each in turns" if rounds > 1 else "one launch of each"
     else:
-        measurement, baseline_measurement = one.trial.result.measurement, compared.baseline.trial.result.measurement
-        if measurement is None or baseline_measurement is None:
+        launched = [one.launches, compared.baseline.launches]
+        if not all(launched):
             return
-        words = "one launch of each"
+        words = "one launch of each" if max(map(len, launched)) == 1 else "launches at different times"
+        noise = compared.launch_noise(noise)
         if _is_within(one, compared.baseline):
             words = _TRIALS
-        rates = [stats.launch_rate(rate_of(m), noise) for m in (measurement, baseline_measurement)]
+        rates = [stats.mean_rate([rate_of(m) for m in measurements], noise) for measurements in launched]
         ratio, low, _ = stats.speedup(*rates)
         degrees = noise.degrees
         within = [each.trial.result.within is not None for each in (one, compared.baseline)]

@@ -265,11 +265,13 @@ class Comparison:
         self._rows = {e.name: [*_rates(e), *[None] * (rounds - len(e.rounds))] for e in entrants if e.again}
         # Two rounds reveal little about their noise, and the prior may be far off (virtual cores vary by 10 % from
         # launch to launch), so the search's launches of the same configurations are included.
-        repeats = [[rate_of(m) for m in e.launches] for e in entrants if e.again]
-        noise = stats.launch_noise(repeats, prior=prior)
-        prior = widened(noise, [m for e in entrants for m in e.again])
+        prior = widened(self.launch_noise(prior), [m for e in entrants for m in e.again])
         self._rounds = stats.compare_rounds(self._rows, prior=prior) if len(self._rows) > 1 else None
         self._prior = prior
+
+    def launch_noise(self, prior: stats.LaunchNoise) -> stats.LaunchNoise:
+        """Return the noise of one launch at any time, estimated from all launches, the search's included."""
+        return stats.launch_noise([[rate_of(m) for m in e.launches] for e in self._entrants if e.again], prior=prior)
 
     @property
     def noise(self) -> stats.LaunchNoise:
