@@ -40,6 +40,7 @@ from autotune.stats.rate import (
     rate_of,
     settled_at,
     surely_slow,
+    t_of_largest,
     t_quantile,
     with_epoch_turn,
 )
@@ -82,6 +83,7 @@ __all__ = [
     "settled_at",
     "speedup",
     "surely_slow",
+    "t_of_largest",
     "t_quantile",
     "times_read",
     "why_not_copied",

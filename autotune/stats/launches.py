@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from autotune.stats.rate import LaunchNoise, Rate, t_quantile
+from autotune.stats.rate import LaunchNoise, Rate, t_of_largest, t_quantile
 
 # Statistics over several launches: how much they differ, their mean, and whether one configuration beats another.
 #
@@ -136,14 +136,13 @@ def clocks_allow(clock_mhz: float | None, reference_mhz: float | None) -> float:
 
 def rounds_to_show(gain: float, noise: LaunchNoise, *, among: int = 1, least: int = 2, most: int = 12) -> int:
     """Return how many rounds of interleaved launches are likely to show a gain: enough for the half-width of the
-    ratio's logarithm to be less than it. The half-width is Student's, with a Bonferroni correction if one of several
-    candidates is chosen.
+    ratio's logarithm to be less than it, also for the best of several candidates (`t_of_largest`).
 
     Args:
         gain: natural logarithm of the expected ratio. among: from how many candidates it was chosen.
         least, most: bounds of the result.
     """
-    halfwidth = t_quantile(max(1.0, noise.degrees), 1 - 0.025 / max(1, among)) * noise.sd
+    halfwidth = t_of_largest(max(1.0, noise.degrees), among) * noise.sd
     return next((n for n in range(least, most) if halfwidth * math.sqrt(2 / n) < gain), most)
 
 

@@ -58,6 +58,16 @@ def test_heats_that_would_deceive_do_not(script: bool, tmp_path: Path) -> None:
             assert low / 1.1 < one.true_ratio < high * 1.1, one.log
 
 
+def test_what_heats_show_nothing_of_is_told_by_its_launches(tmp_path: Path) -> None:
+    # Two launches of each differ by 5 % and 6 %, at 1.45×; ten others were in a heat without the baseline.
+    found = answer(Case(0, 0.02, 10.0, script=False, malloc=True), tmp_path / "s")
+    outcome = found.outcome
+    assert outcome is not None and outcome.found is Finding.LIKELY, found.log
+    assert outcome.evidence == "launches at different times"
+    low, high = outcome.best.speedup_ci95
+    assert low < found.true_ratio < high
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("gain", "comes_first"), [(0.04, False), (0.3, True)])
 def test_a_change_of_maths_comes_first_where_it_pays(gain: float, comes_first: bool, tmp_path: Path) -> None:

@@ -196,3 +196,8 @@ def test_a_slow_launch_of_the_baseline_is_no_evidence_beside_its_others() -> Non
     ((ratio, half, words),) = views()
     assert ratio == pytest.approx(1028 / math.sqrt(780 * 1038)) and math.exp(half) > ratio
     assert words == "launches at different times"
+    # Nor does one launch in turns say more than all of them.
+    other.rounds = [make_measurement(1040.0)]
+    ((ratio, half, words),) = views()
+    assert ratio == pytest.approx(math.sqrt(1028 * 1040) / math.sqrt(780 * 1038)) and math.exp(half) > ratio
+    assert words == "launches at different times"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.base.records import Window
-from autotune.stats import Rate, autocorrelation, rate_of, t_quantile, with_epoch_turn
+from autotune.stats import Rate, autocorrelation, rate_of, t_of_largest, t_quantile, with_epoch_turn
 
 #: Two-sided 95 %, from the tables in Snedecor & Cochran, Statistical Methods.
 T_975 = {
@@ -59,6 +59,16 @@ class TestQuantile:
         assert found == sorted(found, reverse=True)
         assert found[-1] == pytest.approx(1.95996, abs=2e-3)
         assert t_quantile(math.inf) == pytest.approx(1.959964)
+
+    @pytest.mark.parametrize(("degrees", "count", "expected"), [(2, 2, 5.57), (2, 3, 6.34), (3, 5, 5.02), (8, 3, 2.96)])
+    def test_of_the_largest_agrees_with_the_tables(self, degrees: int, count: int, expected: float) -> None:
+        assert t_of_largest(degrees, count) == pytest.approx(expected, abs=0.005)
+
+    @pytest.mark.parametrize("degrees", [1.0, 2.6, 30.0, 1e4, math.inf])
+    @pytest.mark.parametrize("count", [1, 2, 20])
+    def test_of_the_largest_lies_between_that_of_one_and_bonferronis(self, degrees: float, count: int) -> None:
+        one, bonferroni = t_quantile(degrees), t_quantile(degrees, 1 - 0.025 / count)
+        assert one <= t_of_largest(degrees, count) <= bonferroni * 1.00001
 
     @pytest.mark.parametrize(
         ("degrees", "expected"), [(1.2, 8.64883), (1.5, 6.01666), (1.9, 4.52712), (2.5, 3.57465), (8.3, 2.29158)]

@@ -20,6 +20,7 @@ from autotune.stats import (
     mean_rate,
     rate_of,
     speedup,
+    t_of_largest,
 )
 
 PRIOR = PRIORS["cpu"]
@@ -204,6 +205,22 @@ def test_the_prior_noise_is_valid_if_launches_differ_as_assumed() -> None:
     for prior in PRIORS.values():
         # Its eight degrees of freedom allow for a slightly noisier machine.
         assert 0.95 <= coverage(2000, lambda rng, prior=prior: holds(rng, prior)) <= 0.99
+
+
+@pytest.mark.parametrize(("rounds", "count"), [(2, 3), (3, 5)])
+@pytest.mark.parametrize("baseline_sd", [0.0, 1.0], ids=["independent", "sharing a baseline"])
+def test_none_of_several_equals_seems_faster_in_nineteen_of_twenty(rounds: int, count: int, baseline_sd: float) -> None:
+    degrees = (rounds - 1) * count
+    quantile = t_of_largest(degrees, count)
+
+    def holds(rng: random.Random) -> bool:
+        sd = math.sqrt(sum(rng.gauss(0, 1) ** 2 for _ in range(degrees)) / degrees)
+        baseline = rng.gauss(0, baseline_sd)
+        error = math.hypot(1.0, baseline_sd)
+        return all(abs(rng.gauss(0, 1) - baseline) < quantile * error * sd for _ in range(count))
+
+    found = coverage(20_000, holds)
+    assert found == pytest.approx(0.95, abs=0.006) if baseline_sd == 0 else 0.95 <= found <= 0.98
 
 
 class TestTurns:

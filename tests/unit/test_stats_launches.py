@@ -44,7 +44,7 @@ class TestNoise:
 
     def test_lies_between_its_bounds(self) -> None:
         # Of 2 degrees of freedom and a standard deviation of 0.05, Student's t allows for 0.22, and for 0.54 with six
-        # candidates (Bonferroni).
+        # candidates by Bonferroni's inequality.
         bounded = replace(PRIOR, least=0.003, most=0.3)
         few = launch_noise([rates(100, 107.33), rates(100, 107.33)], prior=bounded)
         assert few.sd * t_quantile(few.degrees) == pytest.approx(0.18, abs=0.01)

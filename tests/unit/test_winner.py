@@ -110,6 +110,12 @@ def test_the_best_of_several_may_seem_faster_by_luck(ratio: float, shown: bool) 
     assert shown or "(95 %: 1.006 to 1.055 for it alone, and one of 5 may seem so by luck)" in str(tie)
 
 
+def test_one_launch_of_each_is_said_to_be_one() -> None:
+    winner, tie = won(raced(0, BASELINE, 100), raced(3, COMPILED, 250))
+    assert winner.trial.number == 0
+    assert tie is not None and "2.500× the baseline in one launch of each" in tie and "luck" not in tie
+
+
 @pytest.mark.parametrize("fast", [90.0, 110.0])
 def test_another_objective_chooses_its_best_at_any_rate(fast: float) -> None:
     own, other = raced(0, BASELINE, *around(100)), raced(3, COMPILED, *around(fast))

@@ -60,7 +60,7 @@ class Likely:
 
     Attributes:
         ratio: speedup over the baseline with its 95 % interval, which is that of this ratio alone.
-        sure: lower end of the interval that allows for the number of candidates it was chosen from (Bonferroni).
+        sure: lower end of the interval that allows for the number of candidates it was chosen from.
         evidence: where the ratio comes from, as a phrase.
     """
 
@@ -248,8 +248,10 @@ def _likeliest(
         and fits(e)
     ]
     telling_heats = _telling(space, trials, heats)
-    config_keys = {key(e.config) for heat in telling_heats for e in heat.entrants if e.ratio is not None}
-    config_keys |= {key(t.config) for t in complete}
+    config_keys = {key(t.config) for t in complete}
+    # Heats that show nothing of a candidate only chose what was launched, whatever they were wrong about.
+    if any(list(_by_heats(one, compared.baseline, space, telling_heats)) for one in candidates):
+        config_keys |= {key(e.config) for heat in telling_heats for e in heat.entrants if e.ratio is not None}
     count_of_others = max(1, len(config_keys - {key(space.baseline)}))
     estimates = (_likely(one, compared, space, telling_heats, noise, count_of_others) for one in candidates)
     return max((s for s in estimates if s is not None and s.sure > 1), key=lambda s: s.sure, default=None)
@@ -269,7 +271,7 @@ def _likely(
     combined = _combined(views)
     ratio, degrees = math.exp(combined.log), max(1.0, combined.degrees)
     half = stats.t_quantile(degrees) * combined.se
-    wide_half = stats.t_quantile(degrees, 1 - 0.025 / among) * combined.se
+    wide_half = stats.t_of_largest(degrees, among) * combined.se
     phrases = list(dict.fromkeys(view.words for view in reversed(views)))
     words = " and ".join(w for w in phrases if w != _TRIALS or len(phrases) == 1)
     return Likely(one, (ratio, *stats.interval_of(ratio, half)), math.exp(combined.log - wide_half), words)
@@ -323,10 +325,10 @@ def _by_launches(one: Entrant, compared: Comparison, space: Space, noise: stats.
     """Yield what separate launches show: those in turns with the baseline, or else all of both."""
     beside = 0.0
     rounds = shared_rounds(one, compared.baseline)
-    if rounds and compared.in_turns(one, compared.baseline):
+    if rounds >= LEAST_LAUNCHES and compared.in_turns(one, compared.baseline):
         ratio, low, _ = compared.ratio(one, compared.baseline)
         degrees = compared.noise.degrees
-        words = f"{count(rounds, 'launch', 'launches')} of each in turns" if rounds > 1 else "one launch of each"
+        words = f"{count(rounds, 'launch', 'launches')} of each in turns"
     else:
         launched = [one.launches, compared.baseline.launches]
         if not all(launched):

@@ -110,6 +110,11 @@ def tie_between(compared: Comparison, leader: Entrant, winner: Entrant) -> str |
         return None
     rivals = compared.rivals(leader)
     simpler = "the baseline" if winner is compared.baseline else f"trial {winner.trial.number}"
+    if shared_rounds(leader, winner) < LEAST_LAUNCHES:
+        return (
+            f"Trial {leader.trial.number} ran at {ratio:.3f}× {simpler} in one launch of each in turns, which does not "
+            f"show how much launches vary, and {simpler} is simpler."
+        )
     # The difference is shown for one entrant alone, but not for the best of several.
     luck = f" for it alone, and one of {rivals} may seem so by luck" if low > 1 else ""
     return (
