@@ -187,7 +187,7 @@ class Searcher(BaseSampler):
         """Return why there is nothing more to propose, in one sentence, or ``None``."""
 
     @abstractmethod
-    def proposal(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Value]:
+    def propose(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Value]:
         """Return the configuration to try next, without its inactive knobs."""
 
     def heat(self, study: optuna.Study) -> HeatProposal | None:
@@ -211,7 +211,7 @@ class Searcher(BaseSampler):
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         # Trials with their own parameters (enqueued ones) need no proposal.
-        return {} if "fixed_params" in trial.system_attrs else self.proposal(study, trial)
+        return {} if "fixed_params" in trial.system_attrs else self.propose(study, trial)
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -250,7 +250,7 @@ class LegalSampler(Searcher):
     def _untried(self) -> Iterator[dict[str, Value]]:
         return (config for config in self.space.grid() if self._acceptable(config))
 
-    def proposal(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Value]:
+    def propose(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Value]:
         config: dict[str, Value] = {}
         for _ in range(self._proposals):
             config = canonical(self._ask(study, trial))

@@ -54,6 +54,7 @@ class Space:
         on_purpose: those that are declared to change what is trained.
         between_launches: knobs that a script is started with, so that no heat compares them.
         only: keys of the configurations that may be launched, if not all combinations of the choices.
+        overlaps: whether workers load while a step computes. On one core, one of the two runs at a time.
     """
 
     choices: Mapping[str, tuple[Choice, ...]]
@@ -70,6 +71,7 @@ class Space:
     on_purpose: frozenset[str] = frozenset()
     between_launches: frozenset[str] = frozenset()
     only: frozenset[str] | None = None
+    overlaps: bool = True
 
     def legal(self, name: str) -> tuple[Value, ...]:
         """Return the legal values of a knob, in order."""
@@ -331,6 +333,7 @@ def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
         dataset_samples=probe.dataset_samples,
         sample_bytes=probe.sample_bytes,
         shm_bytes=host.shm_free_bytes,
+        overlaps=facts.cuda or host.cores > 1,
         memory_bytes=host.available_bytes,
         # Samples of varying shapes cannot be stacked: a batch of them is a list of tensors.
         batch_tensors=0 if probe.varying_shapes else probe.sample_tensors,

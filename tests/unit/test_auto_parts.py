@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -126,7 +127,7 @@ rates = st.floats(1.0, 1e5)
 class TestTwoSides:
     @given(rates, rates)
     def test_the_combined_rate_is_at_most_that_of_the_slower_side(self, device: float, loader: float) -> None:
-        both = combined(np.log([device, device]), np.log([loader, loader]), np.array([0.0, 4.0]))
+        both = combined(np.log([device, device]), np.log([loader, loader]), np.array([False, True]))
         in_turns, overlapping = np.exp(both)
         assert in_turns == pytest.approx(1 / (1 / device + 1 / loader), rel=1e-6)
         assert 0.91 * min(device, loader) <= overlapping <= min(device, loader) * (1 + 1e-9)
@@ -142,6 +143,18 @@ class TestTwoSides:
         more = [{**workers, "num_workers": 8}, {**workers, "num_workers": 8, "precision": "bf16"}]
         slow, fast = np.exp(known.mean(model.pool(more)))
         assert fast > 1.2 * slow > 1.2 * 60
+
+    @pytest.mark.parametrize("overlaps", [True, False])
+    def test_a_worker_helps_only_where_it_has_a_core(self, overlaps: bool) -> None:
+        """As PyTorch's VAE example, which waits for 41 % of a step; its loader alone is no faster with workers."""
+        model = RateModel(replace(cpu_space(), overlaps=overlaps))
+        alone = {**BASELINE, "num_workers": 0}
+        worker = {**BASELINE, "num_workers": 1, "prefetch_factor": 2, "persistent_workers": False}
+        model.add(Observation(alone, math.log(7500.0), math.log(12_800.0), math.log(18_100.0)))
+        model.add_heat("loader", [alone, worker], [0.0, -0.05], [0.02, 0.02])
+        without, with_one = np.exp(model.fit(0.05).mean(model.pool([alone, worker])))
+        assert (with_one > 1.15 * without) == overlaps
+        assert overlaps or with_one < without
 
 
 @pytest.mark.parametrize(("device", "known"), [(300.0, True), (41.0, False)])

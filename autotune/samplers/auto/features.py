@@ -173,8 +173,9 @@ class Pool:
     """Configurations with their features, computed once.
 
     Attributes:
-        device, loader, whole: rows for each model, ``(N, F)``. workers, batches: ``(N,)``. parts, loaders: keys of the
-            parts of each configuration that concern the device and the loader.
+        device, loader, whole: rows for each model, ``(N, F)``. workers, batches: ``(N,)``. overlaps: whether it
+            loads while it computes, ``(N,)``. parts, loaders: keys of the parts of each configuration that concern the
+            device and the loader.
     """
 
     configs: list[Config]
@@ -182,6 +183,7 @@ class Pool:
     loader: Array
     whole: Array
     workers: Array
+    overlaps: NDArray[np.bool_]
     batches: Array
     parts: list[str]
     loaders: list[str]
@@ -195,6 +197,7 @@ class Pool:
             np.vstack([p.loader for p in pools]),
             np.vstack([p.whole for p in pools]),
             np.concatenate([p.workers for p in pools]),
+            np.concatenate([p.overlaps for p in pools]),
             np.concatenate([p.batches for p in pools]),
             [part for p in pools for part in p.parts],
             [part for p in pools for part in p.loaders],
@@ -206,11 +209,12 @@ class Pool:
     def __getitem__(self, some: slice | NDArray[np.int64]) -> Pool:
         """Return a subset of the pool."""
         arrays = (self.device, self.loader, self.whole, self.workers, self.batches)
+        overlaps = self.overlaps[some]
         indices = range(len(self))[some] if isinstance(some, slice) else some
         configs = [self.configs[i] for i in indices]
         parts, loaders = ([keys[i] for i in indices] for keys in (self.parts, self.loaders))
         device, loader, whole, workers, batches = (values[some] for values in arrays)
-        return Pool(configs, device, loader, whole, workers, batches, parts, loaders)
+        return Pool(configs, device, loader, whole, workers, overlaps, batches, parts, loaders)
 
 
 # What heats have shown about single configurations, beyond what the models make of it.
@@ -281,14 +285,13 @@ def corrections(heats: Sequence[Shown], effects: Array, parts: Sequence[str]) ->
 SHARPNESS = 8.0
 
 
-def combined(log_device: Array, log_loader: Array, workers: Array) -> Array:
-    """Return the logarithm of the rate of both sides together; shapes ``(N, …)``, workers ``(N,)``."""
+def combined(log_device: Array, log_loader: Array, overlaps: NDArray[np.bool_]) -> Array:
+    """Return the logarithm of the rate of both sides together; shapes ``(N, …)``, overlaps ``(N,)``. Where loading and
+    computing do not overlap, their times add."""
     gap = log_loader - log_device
-    overlapping = workers > 0
-    # With workers, loading and computing overlap; without them their times add.
     lost = np.empty_like(gap)
-    lost[overlapping] = np.logaddexp(0.0, -SHARPNESS * gap[overlapping]) / SHARPNESS
-    lost[~overlapping] = np.logaddexp(0.0, -gap[~overlapping])
+    lost[overlaps] = np.logaddexp(0.0, -SHARPNESS * gap[overlaps]) / SHARPNESS
+    lost[~overlaps] = np.logaddexp(0.0, -gap[~overlaps])
     log_rate: Array = log_device - lost
     return log_rate
 
@@ -328,7 +331,7 @@ class Worlds:
         if own is not None:
             device += own
         loader = pool.loader @ self.loader + corrections(self.on_loader, self.loader, pool.loaders)
-        rates = combined(device, loader, pool.workers) + self.rest[(pool.workers > 0).astype(int)]
+        rates = combined(device, loader, pool.overlaps) + self.rest[(pool.workers > 0).astype(int)]
         # Without workers, the times of both sides add up to that of the training, whichever model is right.
         overlapping = pool.workers > 0
         rates[overlapping, rates.shape[1] - plain.shape[1] :] = plain[overlapping]

@@ -19,8 +19,9 @@ from autotune.space import Space, delivery_part, device_part, key
 # *The bottleneck model.* Every trial measures separately what its device and what its loader can do. Each side is a
 # linear model of its own knobs (`features`), and both together give the rate: while workers load, the device computes,
 # so the slower side sets the pace (the roofline argument: Williams, Waterman & Patterson, CACM 52, 2009, with the
-# loader in the role of memory); without workers their times add. The remaining difference from the observed rate is
-# learnt as well. Each trial thus informs both sides, and a side that is not the bottleneck is not explored.
+# loader in the role of memory); without workers, or where both share one core, their times add. The remaining
+# difference from the observed rate is learnt as well. Each trial thus informs both sides, and a side that is not the
+# bottleneck is not explored.
 #
 # *The plain model* is the same kind of linear model, of the rate itself in all knobs. It makes no assumption about the
 # bottleneck.
@@ -60,6 +61,7 @@ class RateModel:
         self.prior = priors[2]
         self._device, self._loader, self._whole = map(Regression, priors)
         self._splits = splits
+        self._overlaps = space.overlaps
         self.seen: list[Observation] = []
         self._rows = self.pool([])
         self._split: list[int] = []
@@ -77,7 +79,7 @@ class RateModel:
         parts = [key(device_part(c)) for c in configs]
         loaders = [key(delivery_part(c)) for c in configs]
         rows = device.of(configs), loader.of(configs), whole.of(configs)
-        return Pool(list(configs), *rows, workers, batches, parts, loaders)
+        return Pool(list(configs), *rows, workers, workers * self._overlaps > 0, batches, parts, loaders)
 
     def add(self, seen: Observation) -> None:
         """Learn from one trial."""
@@ -154,14 +156,14 @@ class RateModel:
         devices = np.array([o.log_device for o in observations], dtype=np.float64)
         loaders = np.array([o.log_loader for o in observations], dtype=np.float64)
         pool = rows[recent]
-        rest = Rest.of(rates - combined(devices, loaders, pool.workers), pool.workers > 0, noise_sd)
+        rest = Rest.of(rates - combined(devices, loaders, pool.overlaps), pool.workers > 0, noise_sd)
         plain = log_density(rates, *whole.left_out(pool.whole, rates, weights))
         # The leave-one-out predictions of the two sides, combined.
         on_device, device_sd = device.left_out(pool.device, devices, weights)
         on_loader, loader_sd = loader.left_out(pool.loader, loaders, weights)
-        together = combined(on_device, on_loader, pool.workers)
+        together = combined(on_device, on_loader, pool.overlaps)
         step = 1e-4
-        share = (combined(on_device + step, on_loader, pool.workers) - together) / step
+        share = (combined(on_device + step, on_loader, pool.overlaps) - together) / step
         spread = np.hypot(share * device_sd, (1 - share) * loader_sd)
         mean, sd = rest.left_out(pool.workers > 0)
         bottleneck = log_density(rates, together + mean, np.hypot(spread, np.hypot(sd, rest.noise_sd)))

@@ -398,7 +398,7 @@ class Fitted:
             return plain
         sides = self.sides
         device = self.computing(pool)
-        together = combined(device, self.loading(pool), pool.workers)
+        together = combined(device, self.loading(pool), pool.overlaps)
         together += sides.rest.of_rows(pool.workers > 0)[0]
         # See `Worlds`: without workers, the times of the two sides add up to the whole.
         belief = np.where(pool.workers > 0, self.belief, 1.0)

@@ -531,7 +531,7 @@ class AutoSampler(Searcher):
         exhausted = look.proposal is None and (self._known.complete or not self._known.offers.open.any())
         return look.reason_to_end or (NOTHING_LEFT if exhausted else None)
 
-    def proposal(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Value]:
+    def propose(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Value]:
         proposal = self.look(study).proposal
         if proposal is None:
             return self._chooser.anything()
