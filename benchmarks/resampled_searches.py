@@ -135,7 +135,7 @@ class Searches:
         best_first = sorted(trials, key=lambda t: -(t.score or 0.0))
         context = ProofContext(space, launches, self._scorer, Observer(), stop=lambda: None)
         contest, noise = Contest(context, trials[0]), stats.PRIORS["cpu"]
-        contest.enter(context, contest.choose(best_first, noise), trials[-1].number)
+        contest.race_finalists(context, contest.choose(best_first, noise), trials[-1].number)
         return prove(contest, noise)
 
     def _script(self, setting: Setting) -> Callable[[TrialSpec], Play]:

@@ -54,9 +54,9 @@ class LaunchFiles:
         return self.folder / "deliveries.jsonl"
 
     @property
-    def turns(self) -> Path:
-        """The pipe that tells the agent whose turn it is; see `autotune_agent.turns`."""
-        return self.folder / "turns.pipe"
+    def commands(self) -> Path:
+        """The pipe that tells the agent what is to be in force; see `autotune_agent.turns`."""
+        return self.folder / "commands.pipe"
 
     @property
     def further(self) -> Path:

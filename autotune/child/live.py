@@ -41,7 +41,7 @@ from autotune.child.script_launches import probe_of
 from autotune.child.script_process import LOOK_S, tell
 from autotune.child.script_turns import ScriptTurns, TurnPlan
 from autotune.child.trail import DeliveryLog, SeenStep, Trail, told_deliveries
-from autotune.child.windows import Watcher
+from autotune.child.windows import SurroundingsReader
 from autotune.knobs import KNOBS, Scope, spell
 from autotune.knobs.compile_mode import GUESS_S, mode_of
 from autotune.knobs.num_workers import WORKERS, workers_of
@@ -222,7 +222,7 @@ class Found:
     epoch_turn_s: float | None = None
 
 
-def profile_of(
+def live_profile(
     found: Found,
     spec: LiveSpec,
     space: Space,
@@ -447,7 +447,7 @@ class Tuning:
         sentence = lines[0]
         if result.config != space.baseline:
             card, peak = _card(probe), trail.reserved_bytes
-            profile = profile_of(result, self._spec, space, probe, host, card, peak_bytes=peak, elapsed_s=elapsed_s)
+            profile = live_profile(result, self._spec, space, probe, host, card, peak_bytes=peak, elapsed_s=elapsed_s)
             write(profile, self._files.profile)
             sentence = f"{sentence}; {self._files.profile}"
         turns = self._turns([result.config], probe)
@@ -607,7 +607,7 @@ class Tuning:
 
     def _turns(self, entrants: Sequence[Config], probe: Probe, *, whole: bool = False) -> ScriptTurns:
         how = TurnPlan(TURN_S, cuda=probe.device != "cpu", limit=LIMIT, whole=whole)
-        around = Watcher((), self._clock)
+        around = SurroundingsReader((), self._clock)
         return ScriptTurns(
             self._script, entrants, self._in_command, how, self._commands, around, _no_phase, self._clock, self._own
         )

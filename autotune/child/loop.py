@@ -21,7 +21,7 @@ from autotune.base.clock import Clock
 from autotune.base.records import Measurement, MeasurePlan, Phase, TrialSpec, Window
 from autotune.child.failure import Diverged, Slow
 from autotune.child.launch import Beats, Launch
-from autotune.child.windows import Block, Timed, Watcher, Windows, cards_of, processors_of, reason_to_discard
+from autotune.child.windows import Block, SurroundingsReader, Timed, Windows, cards_of, processors_of, reason_to_discard
 from autotune.knobs.compile_mode import compiles
 from autotune.machine.host import tree_memory_bytes
 from autotune.training.exchange import largest
@@ -166,7 +166,7 @@ class Loop:
         beats: Beats,
         device: torch.device,
         count: Callable[[Any], int],
-        around: Watcher,
+        around: SurroundingsReader,
     ) -> None:
         self.windows = Windows(plan, around.cores)
         self.warmup_losses: list[float] = []
@@ -442,7 +442,7 @@ class Measuring(Launch):
         # Before CUDA is initialized, so that processes already on the card can be distinguished from this one. The
         # other ranks are children of the leader, too.
         self.root = os.getppid() if spec.ranks > 1 else os.getpid()
-        self.around = Watcher(cards_of(spec) if cards else (), clock, processors_of(spec), root=self.root)
+        self.around = SurroundingsReader(cards_of(spec) if cards else (), clock, processors_of(spec), root=self.root)
         super().__init__(spec, beats)
         self.clock = clock
         self.began = began

@@ -44,7 +44,7 @@ from autotune.child.script_process import KeptScript, is_told
 from autotune.child.script_turns import command_heat
 from autotune.child.trail import deliver
 from autotune.child.train_check import train_check
-from autotune.child.turns import device_heat, loader_heat
+from autotune.child.workload_turns import device_heat, loader_heat
 from autotune.machine import system
 
 #: Exit code of a launch that reported a failure.

@@ -35,7 +35,7 @@ from autotune.child.launch import Beats
 from autotune.child.probe import compiler_here, native_bf16
 from autotune.child.script_process import KeptScript, ScriptProcess, commands_pipe, never_inside, too_short, under
 from autotune.child.trail import NONE_INSIDE, DeliveryLog, Pauses, SeenLoader, SeenStep, Trail, Trained, refused_by
-from autotune.child.windows import Block, Timed, Watcher, Windows, cards_of, processors_of, reason_to_discard
+from autotune.child.windows import Block, SurroundingsReader, Timed, Windows, cards_of, processors_of, reason_to_discard
 from autotune.knobs import KNOBS, answer_to
 from autotune.knobs.alloc_conf import expands, limits_splitting
 from autotune.knobs.batch_size import KNOB as BATCH_SIZE
@@ -77,11 +77,11 @@ def measure_command(spec: TrialSpec, beats: Beats, clock: Clock, began: float, k
     command = spec.command
     if command is None:
         raise AutotuneError(f"{spec.launch} is to run a command and is not told which")
-    around = Watcher(cards_of(spec), clock, processors_of(spec))
+    around = SurroundingsReader(cards_of(spec), clock, processors_of(spec))
     startup_s = None if kept.script is None else kept.startup_s
     with under(spec, command, beats, kept) as script:
         try:
-            return _Watched(spec, command, script, around, beats, began, startup_s).measurement()
+            return _ScriptMeasuring(spec, command, script, around, beats, began, startup_s).measurement()
         except (Disturbed, Slow):
             # The script goes on, for other launches.
             kept.pause()
@@ -140,13 +140,13 @@ class _Warm:
     own: list[SeenStep] = field(default_factory=list)
 
 
-class _Watched:
+class _ScriptMeasuring:
     def __init__(
         self,
         spec: TrialSpec,
         command: CommandRef,
         script: ScriptProcess,
-        around: Watcher,
+        around: SurroundingsReader,
         beats: Beats,
         began: float,
         startup_s: float | None,
@@ -511,7 +511,7 @@ def probe_command(spec: TrialSpec, beats: Beats, began: float, kept: KeptScript)
     question = script_entry.probe_plan(in_command=in_command)
     # With the seed, a script that draws the order of its samples draws the same one in the launches that it is compared
     # with.
-    pipe = None if commands is None else files.turns
+    pipe = None if commands is None else files.commands
     script = ScriptProcess(spec, command, beats, asked=question, seed=plan.seed, deliveries=plan, commands=pipe)
     trail, steps_s = script.trail, list[float]()
     try:
@@ -530,7 +530,7 @@ def probe_command(spec: TrialSpec, beats: Beats, began: float, kept: KeptScript)
     finally:
         if kept.script is None:
             script.end()
-            files.turns.unlink(missing_ok=True)
+            files.commands.unlink(missing_ok=True)
     if trail.own is None or not trail.own["optimizer"]:
         raise too_short(script)
     if trail.loader is None and any(flag.knob == BATCH_SIZE.name for flag in script_entry.flags_of(command.flags)):

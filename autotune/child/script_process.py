@@ -784,7 +784,7 @@ class KeptScript:
             self.commands = -1
             if self._folder is not None:
                 self._folder.trail.unlink(missing_ok=True)
-                self._folder.turns.unlink(missing_ok=True)
+                self._folder.commands.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -805,10 +805,10 @@ def under(spec: TrialSpec, command: CommandRef, beats: Beats, kept: KeptScript) 
 
 def commands_pipe(files: LaunchFiles) -> int:
     """Create the pipe that carries commands to a script's agent; return a descriptor of it."""
-    files.turns.unlink(missing_ok=True)
-    os.mkfifo(files.turns)
+    files.commands.unlink(missing_ok=True)
+    os.mkfifo(files.commands)
     # Open it for reading, too, so as not to wait for the script, which opens it only once it has begun to train.
-    return os.open(files.turns, os.O_RDWR | os.O_CLOEXEC)
+    return os.open(files.commands, os.O_RDWR | os.O_CLOEXEC)
 
 
 def wait_for_all(script: Training, looks: Iterator[int]) -> None:

@@ -27,8 +27,8 @@ from autotune.child.script_process import (
     wait_for_all,
 )
 from autotune.child.trail import NONE_INSIDE, SeenStep, Trained
-from autotune.child.turns import LEAST_STEPS, SETTLED_S, race, unless_disturbed
-from autotune.child.windows import Watcher, cards_of
+from autotune.child.windows import SurroundingsReader, cards_of
+from autotune.child.workload_turns import LEAST_STEPS, SETTLED_S, race, unless_disturbed
 from autotune.knobs import refused_knob
 from autotune.knobs.num_workers import workers_of
 from autotune.knobs.prefetch_factor import prefetch_of
@@ -57,7 +57,7 @@ class ScriptLoaderTurns:
         script: Training,
         turn_s: float,
         commands: int,
-        around: Watcher,
+        around: SurroundingsReader,
         busy_cores: float | None,
         enter: Callable[[Phase], None],
         clock: Clock,
@@ -142,7 +142,7 @@ def command_heat(spec: TrialSpec, plan: HeatPlan, beats: Beats, clock: Clock, be
         raise AutotuneError(f"{spec.launch} is to run a command and is not told which")
 
     def raced(script: ScriptProcess, commands: int) -> Heat:
-        around = Watcher(cards_of(spec), clock)
+        around = SurroundingsReader(cards_of(spec), clock)
         turns: ScriptTurns | ScriptLoaderTurns
         if plan.side == "device":
             turns = _turns(spec, plan, script, command, commands, around, beats, clock)
@@ -159,14 +159,14 @@ def command_heat(spec: TrialSpec, plan: HeatPlan, beats: Beats, clock: Clock, be
     files = LaunchFiles(Path(spec.folder))
     commands = commands_pipe(files)
     try:
-        script = ScriptProcess(spec, command, beats, commands=files.turns)
+        script = ScriptProcess(spec, command, beats, commands=files.commands)
         try:
             heat = raced(script, commands)
         finally:
             script.end()
     finally:
         os.close(commands)
-        files.turns.unlink(missing_ok=True)
+        files.commands.unlink(missing_ok=True)
     # After a failure it is kept, as evidence.
     files.trail.unlink(missing_ok=True)
     return heat
@@ -178,7 +178,7 @@ def _turns(
     script: ScriptProcess,
     command: CommandRef,
     commands: int,
-    around: Watcher,
+    around: SurroundingsReader,
     beats: Beats,
     clock: Clock,
 ) -> ScriptTurns:
@@ -235,7 +235,7 @@ class ScriptTurns:
         in_command: set[str],
         how: TurnPlan,
         commands: int,
-        around: Watcher,
+        around: SurroundingsReader,
         enter: Callable[[Phase], None],
         clock: Clock,
         own: Config | None = None,

@@ -186,7 +186,7 @@ def processors_of(spec: TrialSpec) -> Rapl:
     return Rapl(Path(os.devnull)) if spec.cores else Rapl()
 
 
-class Watcher:
+class SurroundingsReader:
     """Reads the machine's state between windows. Create it before CUDA is initialized, to record foreign processes.
 
     With several cards, a window's surroundings record what holds up any of them: the processes of the card that others

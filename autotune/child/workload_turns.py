@@ -1,4 +1,4 @@
-"""Configurations that take turns in one process, for the device part of a training or for its loader."""
+"""The turns of a heat: configurations of a workload in one process. Those of a script: `script_turns`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autotune.base.records import Heat, HeatPlan, Phase, TrialSpec, TrialStatus,
 from autotune.child.failure import Disturbed, classify
 from autotune.child.launch import Beats, Launch, order_seed
 from autotune.child.loop import checked
-from autotune.child.windows import Watcher, cards_of, reason_to_discard
+from autotune.child.windows import SurroundingsReader, cards_of, reason_to_discard
 from autotune.knobs import shares
 from autotune.knobs.compile_mode import eager
 from autotune.space import delivery_part, is_loaders, why_apart
@@ -144,7 +144,7 @@ class _DeviceTurns:
             why = why_apart(plan.entrants[0], other)
             if why is not None:
                 raise UsageError(f"these configurations cannot be compared in one process: {why}")
-        self.around = Watcher(cards_of(spec), clock)
+        self.around = SurroundingsReader(cards_of(spec), clock)
         self.launch = launch = Launch(spec, beats, fixed(spec.config))
         self.spec, self.plan, self.beats, self.clock = spec, plan, beats, clock
         self.contexts = [dataclasses.replace(launch.ctx, batch_size=int(c["batch_size"])) for c in plan.entrants]
@@ -308,7 +308,7 @@ class _LoaderTurns:
             if not all(is_loaders(n) for n in names):
                 raise UsageError("these configurations differ in more than their loaders")
         # Other processes on the card and its temperature do not affect a loader.
-        self.around = Watcher((), clock)
+        self.around = SurroundingsReader((), clock)
         self.launch = Launch(spec, beats)
         self.spec, self.plan, self.beats, self.clock = spec, plan, beats, clock
         # The host makes the batches, whatever device they are for.

@@ -166,7 +166,7 @@ def _beside(words: list[str], allow: tuple[str, ...], expect_s: float, studies: 
     instructions = {
         **probe_plan(in_command=set()),
         "watch": str(launch.trail),
-        "commands": str(launch.turns),
+        "commands": str(launch.commands),
         "live": True,
     }
     env = agent_environment(os.environ, instructions, {})
@@ -174,9 +174,9 @@ def _beside(words: list[str], allow: tuple[str, ...], expect_s: float, studies: 
         folder=str(files.folder), pid=os.getpid(), words=tuple(words), workload=ref, allow=allow, expect_s=expect_s
     )
     write_atomic(launch.spec, spec.model_dump_json(indent=2))
-    os.mkfifo(launch.turns)
+    os.mkfifo(launch.commands)
     # Held open from the start, or the agent would find nobody at the other end.
-    pipe = os.open(launch.turns, os.O_RDWR | os.O_CLOEXEC)
+    pipe = os.open(launch.commands, os.O_RDWR | os.O_CLOEXEC)
     flush_streams()
     child = os.fork()
     if not child:

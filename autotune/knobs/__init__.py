@@ -1,4 +1,4 @@
-"""The catalog of knobs: one file per knob, which holds everything known about it.
+"""The catalog of knobs: one file per knob, which holds everything known about it. To add one, add a file here.
 
 Knobs are found by listing this folder; nothing else names them. To add a knob, write ``autotune/knobs/NAME.py`` with
 ``KNOB``, an instance of a subclass of `Knob`. Spaces, samplers, checks, descriptions, profiles and ``docs/knobs.md``

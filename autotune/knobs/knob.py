@@ -1,4 +1,4 @@
-"""What a knob is."""
+"""What a knob is. To add one, add a file to this package."""
 
 from __future__ import annotations
 

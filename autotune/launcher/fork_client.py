@@ -1,4 +1,4 @@
-"""The parent's side of a template process: starts it and runs one launch at a time through its socket."""
+"""The parent's side of a template process: starts it, runs one launch at a time, and kills one that is overdue."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ class Template:
         watch.pids |= running.pids
         self._signal(signal.SIGTERM)
         exit_info = self._until_over(running, running.files, watch, leave_s=LEAVE_S)
-        for path in (running.files.trail, running.files.turns, running.files.further):
+        for path in (running.files.trail, running.files.commands, running.files.further):
             path.unlink(missing_ok=True)
         return exit_info
 

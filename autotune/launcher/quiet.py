@@ -1,4 +1,4 @@
-"""Tells whether the machine is quiet."""
+"""Waits before a launch until a search's machine is quiet. The daemon's rule is in `autotune.daemon.devices`."""
 
 from __future__ import annotations
 

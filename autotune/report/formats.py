@@ -19,7 +19,6 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.base.records import SCHEMA_VERSION, Outcome
-from autotune.report.answer import answer_of
 from autotune.report.document import (
     Commands,
     Curves,
@@ -39,6 +38,7 @@ from autotune.report.document import (
     without_pictures,
 )
 from autotune.report.drawing import COLOURS, DASHES, Axis, Chart, Drawing, Key, Panel, Series, draw
+from autotune.report.headline import answer_of
 from autotune.report.material import Material
 from autotune.report.sections import whole_training, whole_training_s
 from autotune.space.formatting import count, one_line

@@ -14,7 +14,6 @@ from autotune.base.files import write_atomic
 from autotune.base.layout import StudyFiles
 from autotune.base.records import DataRef, Finding, Outcome, Standing, Trial, TrialStatus
 from autotune.knobs import spell
-from autotune.report.answer import StudyAnswer, answer_of, answer_section, best_so_far, headline_of
 from autotune.report.document import (
     Column,
     Commands,
@@ -33,6 +32,7 @@ from autotune.report.document import (
     status_cell,
 )
 from autotune.report.formats import FILE_WIDTH, to_html, to_text
+from autotune.report.headline import StudyAnswer, answer_of, answer_section, best_so_far, headline_of
 from autotune.report.machine import failures, machine, where_it_holds
 from autotune.report.material import Material, read_material
 from autotune.report.pictures import pictures
@@ -246,7 +246,7 @@ def _verdict(outcome: Outcome, material: Material) -> list[Section]:
     """Return the verdict with every figure that supports it, as a section; empty if there is nothing to add."""
     verdict = verdict_on(outcome, material.trials)
     best, own, dropped = verdict.best, verdict.own, paragraphs(*verdict.dropped)
-    if verdict.headline is not None:
+    if verdict.nothing_faster is not None:
         return [Section("Verdict", dropped)] if dropped else []
     # Another objective, or a requirement that the baseline does not meet, may select a slower configuration.
     by_rate = material.spec.objective == "throughput" and best.standing.speedup >= 1
@@ -478,8 +478,8 @@ def _notes(outcome: Outcome, ranked: Sequence[Standing]) -> list[Text]:
 
 
 def _winners(verdict: SearchVerdict, outcome: Outcome) -> list[RenderableType]:
-    if verdict.headline is not None:
-        text = Text(verdict.headline, style="bold yellow")
+    if verdict.nothing_faster is not None:
+        text = Text(verdict.nothing_faster, style="bold yellow")
         return [text.append(f" {verdict.advice}", style="not bold default")]
     best, own = verdict.best, verdict.own
     if verdict.one_winner:

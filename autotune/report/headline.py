@@ -1,4 +1,4 @@
-"""The answer of a study, finished or not."""
+"""The answer of a study, finished or not: its headline, one sentence, and what goes with it."""
 
 from __future__ import annotations
 

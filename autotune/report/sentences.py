@@ -1,4 +1,4 @@
-"""A search in sentences. Its answer in one, the headline, is in `autotune.report.answer`."""
+"""A search in sentences. Its answer in one, the headline, is in `autotune.report.headline`."""
 
 from __future__ import annotations
 
@@ -464,7 +464,7 @@ class SearchVerdict:
     """The verdict on a search. All texts are whole sentences.
 
     Attributes:
-        headline, advice: the verdict if nothing was shown to be faster than the baseline; ``None`` if something was.
+        nothing_faster, advice: the verdict if nothing was shown to be faster than the baseline, or else ``None``.
         best: the winner overall.
         own: the winner that keeps the user's own training; may be the same configuration.
         own_title: what `own` is the best of, as the beginning of a sentence.
@@ -477,7 +477,7 @@ class SearchVerdict:
         edges: a sentence for each knob of the winner at the end of its range.
     """
 
-    headline: str | None
+    nothing_faster: str | None
     advice: str | None
     best: Won
     own: Won
@@ -502,7 +502,7 @@ def verdict_on(outcome: Outcome, trials: Sequence[Trial]) -> SearchVerdict:
     changes = _unchanged(outcome, own) if key(best.config) == key(own.config) else _what_changes(outcome, trials)
     pays = outcome.break_even
     return SearchVerdict(
-        headline=None if anything else NO_VERDICT if outcome.found is Finding.OPEN else NOTHING_FASTER,
+        nothing_faster=None if anything else NO_VERDICT if outcome.found is Finding.OPEN else NOTHING_FASTER,
         advice=None if anything else _advice(outcome),
         best=_won(best, outcome, trials, changes),
         own=_won(own, outcome, trials, changes if key(best.config) == key(own.config) else _unchanged(outcome, own)),

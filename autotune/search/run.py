@@ -242,7 +242,7 @@ def _searched(
         contest = contests[-1] if contests else Contest(context(searched_s), baseline)
         contests[:] = [contest]
         entered = contest.choose(study.ranked, study.noise)
-        contest.enter(context(searched_s), entered, history.newest, in_turns=study.in_turns(entered))
+        contest.race_finalists(context(searched_s), entered, history.newest, as_round=study.counts_as_round(entered))
         if not contest.is_lost:
             return stopped
         study.rule_out(contest.wrong, contest.loading_otherwise)
@@ -316,7 +316,9 @@ def _contest_so_far(study: StudyLoop, context: Callable[[float], ProofContext]) 
     trials = {trial.number: trial for trial in history.trials}
     for past in history.contests:
         entered = [trials[number] for number in past.trials]
-        contest.enter(context(past.searched_s), entered, past.newest, in_turns=study.in_turns(entered, past.newest))
+        contest.race_finalists(
+            context(past.searched_s), entered, past.newest, as_round=study.counts_as_round(entered, past.newest)
+        )
     study.rule_out(contest.wrong, contest.loading_otherwise)
     return contest
 

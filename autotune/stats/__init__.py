@@ -25,6 +25,7 @@ from autotune.stats.launches import (
     launch_rate,
     mean_rate,
     outdone,
+    ratio_error,
     rounds_to_show,
     speedup,
 )
@@ -79,6 +80,7 @@ __all__ = [
     "outdone",
     "plan_beside",
     "rate_of",
+    "ratio_error",
     "rounds_to_show",
     "settled_at",
     "speedup",

@@ -116,11 +116,16 @@ def speedup(candidate: Rate, baseline: Rate) -> tuple[float, float, float]:
     ratio = candidate.per_s / baseline.per_s
     spread = math.hypot(candidate.halfwidth, baseline.halfwidth)
     if None not in (candidate.relative_se, candidate.degrees, baseline.relative_se, baseline.degrees):
-        errors = [_own(candidate), _own(baseline)]
-        shared = candidate.noise if candidate.noise == baseline.noise else None
-        degrees = shared.degrees if shared else satterthwaite(errors)
-        spread = t_quantile(degrees) * math.hypot(errors[0][0], errors[1][0])
+        se, degrees = ratio_error(candidate, baseline)
+        spread = t_quantile(degrees) * se
     return (ratio, *interval_of(ratio, spread))
+
+
+def ratio_error(candidate: Rate, baseline: Rate) -> tuple[float, float]:
+    """Return the standard error of the logarithm of a ratio, and its degrees of freedom, as in `speedup`."""
+    errors = [_own(candidate), _own(baseline)]
+    shared = candidate.noise if candidate.noise == baseline.noise else None
+    return math.hypot(errors[0][0], errors[1][0]), shared.degrees if shared else satterthwaite(errors)
 
 
 def clocks_allow(clock_mhz: float | None, reference_mhz: float | None) -> float:
@@ -136,7 +141,7 @@ def clocks_allow(clock_mhz: float | None, reference_mhz: float | None) -> float:
 
 def rounds_to_show(gain: float, noise: LaunchNoise, *, among: int = 1, least: int = 2, most: int = 12) -> int:
     """Return how many rounds of interleaved launches are likely to show a gain: enough for the half-width of the
-    ratio's logarithm to be less than it, also for the best of several candidates (`t_of_largest`).
+    ratio's logarithm to be less than it, which is that of the best of ``among`` candidates (`t_of_largest`).
 
     Args:
         gain: natural logarithm of the expected ratio. among: from how many candidates it was chosen.

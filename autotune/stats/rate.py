@@ -10,8 +10,11 @@ from itertools import accumulate, pairwise
 from statistics import NormalDist, fmean, median
 
 import numpy as np
+import numpy.typing as npt
 
 from autotune.base.records import MeasurePlan, Window
+
+Array = npt.NDArray[np.float64]
 
 # Quantiles of Student's t distribution.
 
@@ -34,32 +37,39 @@ def t_quantile(degrees: float, probability: float = 0.975) -> float:
 
 
 @lru_cache(maxsize=1024)
-def t_of_largest(degrees: float, count: int) -> float:
+def t_of_largest(degrees: float, count: int, *, shared: bool = True) -> float:
     """Return what the largest of several Student's t stays below in magnitude, in 19 of 20 cases.
 
-    For estimates whose errors share one estimated standard deviation, such as the ratios of several candidates to a
-    baseline: the studentized maximum modulus (Stoline & Ury, "Tables of the studentized maximum modulus distribution",
-    Technometrics 21, 1979). However the estimates are correlated, it is large enough (Šidák, "Rectangular confidence
-    regions for the means of multivariate normal distributions", JASA 62, 1967), and with few degrees of freedom it is
-    much smaller than Bonferroni's quantile, which it never exceeds.
+    The errors are normal with equal variances, and however they are correlated, the result is large enough (Šidák,
+    "Rectangular confidence regions for the means of multivariate normal distributions", JASA 62, 1967). If they share
+    one estimate of their standard deviation, as ratios do whose noise is pooled, it is the studentized maximum modulus
+    (Stoline & Ury, "Tables of the studentized maximum modulus distribution", Technometrics 21, 1979), which with few
+    degrees of freedom is much smaller than what Bonferroni's inequality demands.
 
     Args:
-        degrees: see `t_quantile`. count: number of estimates.
+        degrees: see `t_quantile`. count: number of estimates. shared: whether they share their standard deviation.
     """
-    if count <= 1:
-        return t_quantile(degrees)
+    each = (1 + 0.95 ** (1 / max(1, count))) / 2
+    if count <= 1 or not shared or math.isinf(degrees):
+        return t_quantile(degrees, each)
     from scipy.special import gammaincinv, ndtr
 
-    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    nodes, weights = _legendre()
     # Relative to the true standard deviation, the estimated one is the root of a chi-squared variable over its degrees.
-    sds = np.ones(1) if math.isinf(degrees) else np.sqrt(gammaincinv(degrees / 2, (nodes + 1) / 2) * 2 / degrees)
-    weights = weights / 2 if len(sds) > 1 else np.ones(1)
-    low, high = t_quantile(degrees), t_quantile(degrees, 1 - 0.025 / count)
+    sds = np.sqrt(gammaincinv(degrees / 2, nodes) * 2 / degrees)
+    low, high = t_quantile(degrees), t_quantile(degrees, each)
     while high - low > 1e-6 * high:
         middle = (low + high) / 2
         is_too_small = float(((2 * ndtr(middle * sds) - 1) ** count) @ weights) < 0.95
         low, high = (middle, high) if is_too_small else (low, middle)
     return high
+
+
+@lru_cache(maxsize=1)
+def _legendre() -> tuple[Array, Array]:
+    """Return nodes and weights of a Gauss-Legendre quadrature from 0 to 1."""
+    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    return (nodes + 1) / 2, weights / 2
 
 
 # The rate of one launch, with an interval, from its windows.

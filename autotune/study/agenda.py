@@ -230,7 +230,7 @@ class SearchTime:
 
     Args:
         complete: the trials that have a score.
-        adopts: the search's own launches count as a round of the proof (see `StudyLoop.in_turns`).
+        adopts: the search's own launches count as a round of the proof (see `StudyLoop.counts_as_round`).
         follow: returns whether trials take place in a script that is already training.
     """
 

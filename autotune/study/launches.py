@@ -246,7 +246,7 @@ class RunningLaunches:
         while True:
             lane, result = self.lanes.end()
             task = self._tasks.pop(lane)
-            result = self._entered(lane, task.spec, result)
+            result = self._recorded(lane, task.spec, result)
             spec, shown = _next(task.launching, result)
             if spec is None:
                 task.then(shown)
@@ -284,7 +284,7 @@ class RunningLaunches:
 
         self.lanes.begin(lane, spec, on_beat=beat, stop=self.should_stop)
 
-    def _entered(self, lane: int, spec: TrialSpec, result: TrialResult) -> TrialResult:
+    def _recorded(self, lane: int, spec: TrialSpec, result: TrialResult) -> TrialResult:
         """Enter a finished launch in the budget and in the tables."""
         self._resume(lane)
         if self._resumed == lane:

@@ -523,7 +523,7 @@ class StudyLoop:
             and self.space.why_apart(baseline, config) is None
         )
 
-    def in_turns(self, entered: Sequence[Trial], newest: int | None = None) -> bool:
+    def counts_as_round(self, entered: Sequence[Trial], newest: int | None = None) -> bool:
         """Return whether the search's launches of the baseline and of the trials that are to race are as good as a
         round of the race: there are no others, so none was selected by them; they came one after the other; and no
         later one found files in the page cache that an earlier one had read.

@@ -27,7 +27,7 @@ def watcher(driver):
 
     def begin(processes="", *, comers=""):
         driver.says(card("GPU-b"), card("GPU-a", processes=processes))
-        driver.asked("watcher = surroundings.Watcher(['GPU-a'], clock)")
+        driver.asked("watcher = surroundings.SurroundingsReader(['GPU-a'], clock)")
         driver.says(card("GPU-b"), card("GPU-a", processes=f"{processes} {comers} {OURS}".strip()))
         driver.asked("watcher.settle_in(); watcher.begin()")
 
@@ -125,7 +125,7 @@ def test_who_comes_during_start_up_is_not_taken_for_ours(driver, watcher):
 
 def test_the_server_of_mps_may_come_with_our_first_launch(driver):
     driver.says(card("GPU-a"))
-    driver.asked("watcher = surroundings.Watcher(['GPU-a'], clock)")
+    driver.asked("watcher = surroundings.SurroundingsReader(['GPU-a'], clock)")
     # It computes for us; we are on the list, too.
     server = {THEIRS: "/usr/bin/nvidia-cuda-mps-server"}
     driver.says(card("GPU-a", processes=f"{THEIRS} {OURS}", samples=samples((10, THEIRS, 97))), process=server)
@@ -157,7 +157,7 @@ def test_samples_that_number_processes_differently_from_the_list(driver):
     # Newer drivers list a container's processes by the container's numbers, and sample by the host's.
     before = {"processes": "", "samples": samples((5, 80, 40))}
     driver.says(card("GPU-a", **before))
-    driver.asked("watcher = surroundings.Watcher(['GPU-a'], clock)")
+    driver.asked("watcher = surroundings.SurroundingsReader(['GPU-a'], clock)")
     driver.says(card("GPU-a", **before | {"processes": 17}))
     driver.asked("watcher.settle_in(); watcher.begin()")
     # The one that computed before is a stranger, and the one that began to is ours.
@@ -182,7 +182,7 @@ def test_samples_in_which_ours_cannot_be_found_tell_nothing(driver, watcher):
 @pytest.mark.parametrize("listed", ["", "0", "55"], ids=["no process", "all processes as one", "MPS's server"])
 def test_a_list_in_which_ours_does_not_appear_tells_nothing(driver, listed):
     driver.says(card("GPU-a", processes=listed))
-    driver.asked("watcher = surroundings.Watcher(['GPU-a'], clock)")
+    driver.asked("watcher = surroundings.SurroundingsReader(['GPU-a'], clock)")
     driver.asked("watcher.settle_in(); watcher.begin()")
     around, _, reason = window(driver)
     assert (around["foreign_processes"], around["foreign_sm_percent"], reason) == (None, None, None)
@@ -194,7 +194,7 @@ def test_a_list_in_which_ours_does_not_appear_tells_nothing(driver, listed):
 
 def test_foreign_processes_are_unknown_before_we_have_settled_in(driver):
     driver.says(card("GPU-a", processes=f"{OURS} {THEIRS}"))
-    driver.asked("watcher = surroundings.Watcher(['GPU-a'], clock); watcher.begin()")
+    driver.asked("watcher = surroundings.SurroundingsReader(['GPU-a'], clock); watcher.begin()")
     assert window(driver)[0]["foreign_processes"] is None
 
 
@@ -252,7 +252,7 @@ def both(driver):
         driver.says(card("GPU-a", **on_first), card("GPU-b", **on_second))
 
     say({"processes": ""}, {"processes": ""})
-    driver.asked("watcher = surroundings.Watcher(['GPU-a', 'GPU-b'], clock)")
+    driver.asked("watcher = surroundings.SurroundingsReader(['GPU-a', 'GPU-b'], clock)")
     say()
     driver.asked("watcher.settle_in(); watcher.begin()")
     return say

@@ -139,7 +139,7 @@ def test_launches_take_place_in_it_one_after_another(study: Study) -> None:
     assert (apart.status, apart.within) == (TrialStatus.COMPLETE, None), apart.cause
     assert not is_alive(pid) and not study.launcher.keeps
     assert not (study.folder / "probe" / "trail.jsonl").exists()
-    assert not (study.folder / "probe" / "turns.pipe").exists()
+    assert not (study.folder / "probe" / "commands.pipe").exists()
 
 
 @pytest.mark.slow

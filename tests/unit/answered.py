@@ -41,8 +41,8 @@ TURN_SD, OUTLIERS, OUTLIER = 0.04, 0.03, 1.33
 
 @dataclass(frozen=True)
 class Case:
-    """One search: how much launches vary and take, how many fit, whether the loader is the limit, and whether freed
-    memory can be kept."""
+    """One search: how much launches vary and take, how many fit, whether the loader is the limit, whether freed
+    memory can be kept, and whether anything is faster at all."""
 
     seed: int
     noise: float
@@ -51,6 +51,7 @@ class Case:
     script: bool = True
     starved: bool = False
     malloc: bool = False
+    gains: bool = True
 
     @property
     def budget_s(self) -> float:
@@ -58,7 +59,7 @@ class Case:
 
 
 class Training:
-    """A made-up training that can be made faster by 15 % or more, drawn from a case.
+    """A made-up training that can be made faster by 15 % or more, or by nothing, drawn from a case.
 
     Attributes:
         effects: of values on the logarithm of the device's rate. load_per_s: samples that one process loads.
@@ -82,7 +83,9 @@ class Training:
             # What a heat tells of a configuration may be a little beside the truth.
             self.beside = {name: rng.gauss(0, 0.01) for name in self.effects}
             self.load_per_s = 120.0 if case.starved else rng.choice((3000.0, 20_000.0))
-            if self.best >= 1.15:
+            if not case.gains:
+                self.effects, self.load_per_s = {}, 1e7
+            if self.best >= 1.15 or not case.gains:
                 return
         raise AssertionError("no training")
 
@@ -99,7 +102,7 @@ class Training:
 
     def device_per_s(self, config: Config, *, in_heat: bool = False) -> float:
         found = sum(self.effects.get(one, 0.0) + in_heat * self.beside.get(one, 0.0) for one in config.items())
-        if in_heat and config.get("malloc") == "default" and config["precision"] == "bf16":
+        if in_heat and self.case.gains and config.get("malloc") == "default" and config["precision"] == "bf16":
             # As seen where several trainings of which one freed much memory were in one process.
             found += 0.3
         return 300 * math.exp(found)

@@ -14,6 +14,8 @@ from .answered import Answer, Case, Training, answer
 NOISES, LAUNCHES_S = (0.02, 0.05, 0.10), (3.0, 10.0, 40.0)
 #: Few enough for the normal suite. The stress run has a hundred of each.
 SOME, MANY = range(1), range(100)
+#: Where nothing is faster.
+EQUALS_NOISES, EQUALS_LAUNCHES = (0.02, 0.05, 0.10, 0.20), (6.0, 8.0, 16.0)
 #: A budget holds to this part of it, or to so many seconds.
 OVER, OVER_S = 0.05, 5.0
 
@@ -89,6 +91,30 @@ def test_where_no_heat_shows_anything_faster_its_reference_is_tried(tmp_path: Pa
     assert "kept memory may be faster" not in str(outcome)
     tried = [trial.config["malloc"] for trial in read_trials(StudyFiles(tmp_path / "s" / "s"))]
     assert tried[:2] == ["default", "keep"]
+
+
+def promised_of_equals(seeds: range, folder: Path) -> list[Answer]:
+    """Return the searches that call something faster, or likely to be, where everything is equally fast."""
+    cells = itertools.product(seeds, EQUALS_NOISES, EQUALS_LAUNCHES, (True, False), (True, False))
+    cases = (
+        Case(seed, noise, 10.0, launches=launches, script=script, malloc=malloc, gains=False)
+        for seed, noise, launches, script, malloc in cells
+    )
+    found = (answer(case, folder / str(i)) for i, case in enumerate(cases))
+    return [a for a in found if a.outcome is not None and a.outcome.found in (Finding.FASTER, Finding.LIKELY)]
+
+
+@pytest.mark.slow
+def test_of_equals_hardly_any_is_called_faster(tmp_path: Path) -> None:
+    # Of 48; with an error of 5 % more than six are called so once in a hundred such runs.
+    assert len(promised_of_equals(range(1), tmp_path)) <= 6
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(7200)
+def test_of_equals_at_most_one_in_twenty_is_called_faster(tmp_path: Path) -> None:
+    # Of 960: 48, and two standard deviations.
+    assert len(promised_of_equals(range(20), tmp_path)) <= 62
 
 
 @pytest.mark.stress

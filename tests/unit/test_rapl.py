@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.child.windows import Watcher
+from autotune.child.windows import SurroundingsReader
 from autotune.machine.cpu_load import Rapl
 from tests.support import FakeClock
 
@@ -73,7 +73,7 @@ def test_a_counter_that_stops_to_answer_gives_no_figure(tmp_path: Path) -> None:
 
 def test_a_window_on_the_cpu_has_the_energy_that_the_processors_used_in_it(tmp_path: Path) -> None:
     path = counter(tmp_path, "intel-rapl:0", "package-0", 1_000_000)
-    watcher = Watcher((), FakeClock(), Rapl(tmp_path))
+    watcher = SurroundingsReader((), FakeClock(), Rapl(tmp_path))
     path.write_text("2000000\n")
     # What came before the first window is not counted.
     watcher.begin()
@@ -84,6 +84,6 @@ def test_a_window_on_the_cpu_has_the_energy_that_the_processors_used_in_it(tmp_p
 
 
 def test_without_a_counter_a_window_has_no_energy(tmp_path: Path) -> None:
-    watcher = Watcher((), FakeClock(), Rapl(tmp_path))
+    watcher = SurroundingsReader((), FakeClock(), Rapl(tmp_path))
     watcher.begin()
     assert watcher.read()[1] is None

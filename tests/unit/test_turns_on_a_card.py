@@ -16,7 +16,7 @@ import torch
 from autotune.base.records import Surroundings, Turn
 from autotune.child.script_turns import ScriptTurns, TurnPlan
 from autotune.child.trail import SeenStep
-from autotune.child.turns import _DeviceTurns
+from autotune.child.workload_turns import _DeviceTurns
 from autotune.stats.racing import Contender
 from tests.support import FakeClock
 

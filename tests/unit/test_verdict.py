@@ -41,7 +41,7 @@ def test_a_tie_is_part_of_the_advice_where_nothing_is_faster() -> None:
 def test_without_a_verdict_the_reason_and_what_to_do_are_given() -> None:
     nobody = {"best": BASELINE, "best_same_batch": BASELINE, "finalists": (BASELINE,), "finding": Finding.OPEN}
     found = verdict_on(make_outcome(**nobody, because="others used the machine", advice="wait"), [])
-    assert found.headline == NO_VERDICT and found.advice == "Others used the machine. Wait."
+    assert found.nothing_faster == NO_VERDICT and found.advice == "Others used the machine. Wait."
 
 
 def test_a_batch_size_that_was_kept_distinguishes_nothing() -> None:

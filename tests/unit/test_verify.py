@@ -673,7 +673,7 @@ def test_a_script_that_trains_wrongly_does_not_win(world: NoisyWorld) -> None:
 def test_how_a_script_trains_is_checked_before_its_rate_is_proven_if_there_is_no_time_for_both(
     world: NoisyWorld, monkeypatch: pytest.MonkeyPatch, budget_s: float, trains: bool, found: Finding
 ) -> None:
-    monkeypatch.setattr(StudyLoop, "in_turns", lambda *_: True)
+    monkeypatch.setattr(StudyLoop, "counts_as_round", lambda *_: True)
 
     def script(spec: TrialSpec) -> Play:
         bf16 = spec.config.get("precision") == "bf16"
@@ -693,7 +693,7 @@ def test_the_only_candidate_needs_one_launch_more(
     world: NoisyWorld, monkeypatch: pytest.MonkeyPatch, stopped_at: str | None
 ) -> None:
     """Its launches are not in turns in virtual time, which the database knows nothing of."""
-    monkeypatch.setattr(StudyLoop, "in_turns", lambda *_: True)
+    monkeypatch.setattr(StudyLoop, "counts_as_round", lambda *_: True)
     whole = NoisyWorld(world.folder / "whole", noise=0.0)
     whole.folder.mkdir()
     found = of_a_script(whole, faster_by(1.5, whole))

@@ -24,7 +24,7 @@ from autotune.search.proof.race import (
     Comparison,
     Entrant,
     entrant,
-    rate_of,
+    measured_rate,
     shared_rounds,
     standing,
     wait_fraction,
@@ -158,7 +158,7 @@ def without_refuted(
 
     def is_open(one: Entrant) -> bool:
         is_within = _is_within(one, race.baseline)
-        likely = _likely(one, compared, space, telling_heats, _WITHIN if is_within else noise, 1)
+        likely = _likely(one, compared, space, telling_heats, _WITHIN if is_within else noise)
         return likely is None or likely.ratio[2] > MAY_BE_FASTER
 
     open_ = {e.trial.number for e in race.entrants if e.trial.number in proof.unproven and is_open(e)}
@@ -248,18 +248,29 @@ def _likeliest(
         and fits(e)
     ]
     telling_heats = _telling(space, trials, heats)
-    config_keys = {key(t.config) for t in complete}
-    # Heats that show nothing of a candidate only chose what was launched, whatever they were wrong about.
-    if any(list(_by_heats(one, compared.baseline, space, telling_heats)) for one in candidates):
-        config_keys |= {key(e.config) for heat in telling_heats for e in heat.entrants if e.ratio is not None}
-    count_of_others = max(1, len(config_keys - {key(space.baseline)}))
-    estimates = (_likely(one, compared, space, telling_heats, noise, count_of_others) for one in candidates)
+    # A pruned trial might have been luckier.
+    launched = {key(t.config) for t in trials if t.result.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED)}
+    in_heats = {key(e.config) for heat in telling_heats for e in heat.entrants if e.ratio is not None}
+    baseline = {key(space.baseline)}
+    among = len(launched - baseline), len((launched | in_heats) - baseline)
+    estimates = (_likely(one, compared, space, telling_heats, noise, among) for one in candidates)
     return max((s for s in estimates if s is not None and s.sure > 1), key=lambda s: s.sure, default=None)
 
 
 def _likely(
-    one: Entrant, compared: Comparison, space: Space, heats: Sequence[Heat], noise: stats.LaunchNoise, among: int
+    one: Entrant,
+    compared: Comparison,
+    space: Space,
+    heats: Sequence[Heat],
+    noise: stats.LaunchNoise,
+    among: tuple[int, int] = (1, 1),
 ) -> Likely | None:
+    """Return what heats and launches show of an entrant; ``None`` if nothing.
+
+    Args:
+        among: from how many it was chosen if only launches show it, which a heat's errors have nothing to do with; and
+            if heats do, too.
+    """
     heat_views = list(_by_heats(one, compared.baseline, space, heats))
     views = list(_by_launches(one, compared, space, noise))
     if heat_views:
@@ -271,7 +282,7 @@ def _likely(
     combined = _combined(views)
     ratio, degrees = math.exp(combined.log), max(1.0, combined.degrees)
     half = stats.t_quantile(degrees) * combined.se
-    wide_half = stats.t_of_largest(degrees, among) * combined.se
+    wide_half = stats.t_of_largest(degrees, among[bool(heat_views)], shared=not heat_views) * combined.se
     phrases = list(dict.fromkeys(view.words for view in reversed(views)))
     words = " and ".join(w for w in phrases if w != _TRIALS or len(phrases) == 1)
     return Likely(one, (ratio, *stats.interval_of(ratio, half)), math.exp(combined.log - wide_half), words)
@@ -322,12 +333,14 @@ def _by_heats(one: Entrant, baseline: Entrant, space: Space, heats: Sequence[Hea
 
 
 def _by_launches(one: Entrant, compared: Comparison, space: Space, noise: stats.LaunchNoise) -> Iterator[_View]:
-    """Yield what separate launches show: those in turns with the baseline, or else all of both."""
+    """Yield what separate launches show: those in turns with the baseline, if their noise is known, or else all of
+    both."""
     beside = 0.0
     rounds = shared_rounds(one, compared.baseline)
-    if rounds >= LEAST_LAUNCHES and compared.in_turns(one, compared.baseline):
+    if rounds and compared.knows_turns and compared.in_turns(one, compared.baseline):
         ratio, low, _ = compared.ratio(one, compared.baseline)
-        degrees = compared.noise.degrees
+        degrees = max(1.0, compared.noise.degrees)
+        se = math.log(ratio / low) / stats.t_quantile(degrees) if low > 0 and math.isfinite(low) else math.inf
         words = f"{count(rounds, 'launch', 'launches')} of each in turns"
     else:
         launched = [one.launches, compared.baseline.launches]
@@ -337,16 +350,14 @@ def _by_launches(one: Entrant, compared: Comparison, space: Space, noise: stats.
         noise = compared.launch_noise(noise)
         if _is_within(one, compared.baseline):
             words = _TRIALS
-        rates = [stats.mean_rate([rate_of(m) for m in measurements], noise) for measurements in launched]
-        ratio, low, _ = stats.speedup(*rates)
-        degrees = noise.degrees
+        rates = [stats.mean_rate([measured_rate(m) for m in measurements], noise) for measurements in launched]
+        ratio = rates[0].per_s / rates[1].per_s
+        se, degrees = stats.ratio_error(*rates)
         within = [each.trial.result.within is not None for each in (one, compared.baseline)]
         if any(within) and not (all(within) and space.is_as_in_heats(space.baseline)):
             beside = _UNLIKE
-    degrees = max(1.0, degrees)
-    if low > 0 and math.isfinite(low):
-        se = math.log(ratio / low) / stats.t_quantile(degrees)
-        yield _View(math.log(ratio), max(_LEAST_SE, math.hypot(se, beside)), degrees, words)
+    if math.isfinite(se):
+        yield _View(math.log(ratio), max(_LEAST_SE, math.hypot(se, beside)), max(1.0, degrees), words)
 
 
 def _standing(contest: Contest, proof: Proof, likely: Likely) -> Standing:

@@ -160,7 +160,7 @@ def widened(noise: stats.LaunchNoise, measurements: Sequence[Measurement]) -> st
     return replace(noise, sd=sd, learnt=False) if stats.outdone(noise, sd) else noise
 
 
-def rate_of(measurement: Measurement) -> stats.Rate:
+def measured_rate(measurement: Measurement) -> stats.Rate:
     """Return a measurement's rate with its interval."""
     return stats.Rate(
         measurement.samples_per_s,
@@ -271,12 +271,19 @@ class Comparison:
 
     def launch_noise(self, prior: stats.LaunchNoise) -> stats.LaunchNoise:
         """Return the noise of one launch at any time, estimated from all launches, the search's included."""
-        return stats.launch_noise([[rate_of(m) for m in e.launches] for e in self._entrants if e.again], prior=prior)
+        return stats.launch_noise(
+            [[measured_rate(m) for m in e.launches] for e in self._entrants if e.again], prior=prior
+        )
 
     @property
     def noise(self) -> stats.LaunchNoise:
         """Noise of one launch: estimated from the rounds, or the prior if there are too few of them."""
         return self._rounds.noise if self._rounds else self._prior
+
+    @property
+    def knows_turns(self) -> bool:
+        """Whether the rounds themselves show the noise of launches in turns."""
+        return self._rounds is not None and self._rounds.noise is not self._prior
 
     @property
     def baseline(self) -> Entrant:
@@ -306,7 +313,7 @@ class Comparison:
     def rate(self, one: Entrant) -> stats.Rate:
         if self._rounds and one.name in self._rows:
             return self._rounds.rate(one.name)
-        return stats.mean_rate([rate_of(m) for m in one.seen], self.noise)
+        return stats.mean_rate([measured_rate(m) for m in one.seen], self.noise)
 
     def ratio(self, one: Entrant, other: Entrant) -> tuple[float, float, float]:
         """Return the rate of one entrant divided by that of another, with its 95 % interval.
@@ -340,8 +347,8 @@ class Comparison:
         """Return whether an entrant is shown to be faster than the baseline, as one of ``among`` that may seem so by
         luck.
 
-        In 19 of 20 races no entrant is wrongly called faster (`stats.t_of_largest`). The interval of a single ratio is
-        narrower than the one used here.
+        If each race is looked at once, in 19 of 20 no entrant is wrongly called faster (`stats.t_of_largest`). The
+        interval of a single ratio is narrower than the one used here.
         """
         if shared_rounds(one, self.baseline) < LEAST_LAUNCHES:
             return False
@@ -357,7 +364,8 @@ class Comparison:
     def _scores_higher(self, one: Entrant, among: int) -> bool:
         """Return whether an entrant's score is higher than the baseline's, by Student's paired test over the rounds.
 
-        Scores may be negative, so they are not compared by their logarithms as rates are.
+        Each has an error of its own, for which Bonferroni's inequality allows (O. J. Dunn, "Multiple comparisons among
+        means", JASA 56, 1961). Scores may be negative, so they are not compared by their logarithms as rates are.
         """
         pairs = zip(self._scores(one), self._scores(self.baseline), strict=False)
         gains = [a - b for a, b in pairs if a is not None and b is not None]
@@ -662,7 +670,7 @@ class Race:
             for entrant in racing:
                 result = results.get(entrant.name)
                 if result is not None:
-                    self._enter(entrant, self._number, result)
+                    self._note_result(entrant, self._number, result)
             return
         self._made += 1
         for entrant in racing if self._number % 2 else reversed(racing):
@@ -679,9 +687,9 @@ class Race:
             plan=proof_plan_for(context.launches.plan),
         )
         context.raise_if_stopped()
-        self._enter(one, number, result)
+        self._note_result(one, number, result)
 
-    def _enter(self, one: Entrant, number: int, result: TrialResult) -> None:
+    def _note_result(self, one: Entrant, number: int, result: TrialResult) -> None:
         context = self.context
         one.expected_s = next_s(result)
         one.rounds += [None] * (number - 1 - len(one.rounds))

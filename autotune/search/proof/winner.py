@@ -110,7 +110,7 @@ def tie_between(compared: Comparison, leader: Entrant, winner: Entrant) -> str |
         return None
     rivals = compared.rivals(leader)
     simpler = "the baseline" if winner is compared.baseline else f"trial {winner.trial.number}"
-    if shared_rounds(leader, winner) < LEAST_LAUNCHES:
+    if not compared.knows_turns and shared_rounds(leader, winner) == 1:
         return (
             f"Trial {leader.trial.number} ran at {ratio:.3f}× {simpler} in one launch of each in turns, which does not "
             f"show how much launches vary, and {simpler} is simpler."
@@ -318,15 +318,17 @@ class Contest:
         scored = [(t, score) for t, m in measured if (score := scorer.known(m)) is not None]
         return [t for t, _ in sorted(scored, key=lambda one: -one[1])]
 
-    def enter(self, context: ProofContext, trials: Sequence[Trial], newest: int, *, in_turns: bool = False) -> None:
+    def race_finalists(
+        self, context: ProofContext, trials: Sequence[Trial], newest: int, *, as_round: bool = False
+    ) -> None:
         """Let these trials race. An entrant that does not train or load as it should drops out.
 
         A workload's finalists are checked beforehand, which takes a fraction of a launch. A script is started anew for
         each run of a check, so only the leader is checked.
 
         Args:
-            context: the conditions from now on. newest: number of the search's last trial. in_turns: the search's own
-                launches count as a round (see `StudyLoop.in_turns`).
+            context: the conditions from now on. newest: number of the search's last trial. as_round: the search's
+                own launches are one (see `StudyLoop.counts_as_round`).
 
         Raises:
             InterruptedSearch: the user interrupted it.
@@ -346,14 +348,14 @@ class Contest:
         while others and race.rounds > rounds:
             rounds = race.rounds
             race.join(others)
-            if in_turns and not rounds:
+            if as_round and not rounds:
                 race.adopt()
                 self._check_before_rounds(others)
             racing_before = -1
             while racing_before != len(race.still_racing):
                 race.run(max(RACE_SHARE * limit_s, context.launches.budget.left_s + race.earlier_s - reserved_s))
                 racing_before = len(race.still_racing)
-                self.winner()
+                self.checked_winner()
             # Entrants for which there was no time beside the more promising ones.
             crowded_out = [e for e in others if e.out is None and shared_rounds(e, race.baseline) < LEAST_LAUNCHES]
             others = crowded_out if self.is_lost else []
@@ -370,7 +372,7 @@ class Contest:
         if check_s <= left_s < check_s + self.race.round_s([baseline, leader]):
             self._trains(leader)
 
-    def winner(self, fits: Callable[[Entrant], bool] = lambda one: True) -> tuple[Entrant, Entrant]:
+    def checked_winner(self, fits: Callable[[Entrant], bool] = lambda one: True) -> tuple[Entrant, Entrant]:
         """Return the winner among the contenders that fit, which has passed the checks, and the fastest of them. One
         that trains differently from the baseline, or whose loader delivers other samples, drops out."""
         race = self.race
@@ -537,7 +539,7 @@ def prove(contest: Contest, noise: stats.LaunchNoise) -> Proof:
     preferred = winner
     if not context.space.same_training(winner.config):
         # The winner at the user's own batch size is checked while there is time.
-        contest.winner(lambda one: context.space.same_training(one.config))
+        contest.checked_winner(lambda one: context.space.same_training(one.config))
     # Only the ceilings come after the ablation, so it may use what is left.
     parts = ablate(race, winner, max(ABLATION_SHARE * limit_s, launches.budget.left_s - ceiling_s(context)))
     winner, hold = _without_useless(contest, winner, parts, hold)
@@ -551,12 +553,12 @@ def prove(contest: Contest, noise: stats.LaunchNoise) -> Proof:
         leader, chosen = winner, first
         if context.required:
             # If more than speed is required, another finalist may still be better than the baseline.
-            chosen, leader = contest.winner(lambda one: race.compared().unmet(one) is None)
+            chosen, leader = contest.checked_winner(lambda one: race.compared().unmet(one) is None)
             compared = race.compared()
         winner, preferred, parts, hold = chosen, chosen, (), hold if chosen is first else None
     own_batch = winner
     if not context.space.same_training(winner.config):
-        own_batch, _ = contest.winner(lambda one: context.space.same_training(one.config))
+        own_batch, _ = contest.checked_winner(lambda one: context.space.same_training(one.config))
         compared = race.compared()
     explained = {e.name: e for e in (first, winner, own_batch)}
     limits = bottlenecks(context, compared, list(explained.values()), ceiling_s(context))
@@ -693,7 +695,7 @@ def _winner_that_holds(contest: Contest) -> tuple[Entrant, Entrant, HoldVerdict 
     launches = race.context.launches
     hold: HoldVerdict | None = None
     while True:
-        winner, leader = contest.winner()
+        winner, leader = contest.checked_winner()
         if winner is not race.baseline:
             limit_s = race.context.budget_s
             # The check ends when the memory has settled, so it rarely takes all of the spare time.

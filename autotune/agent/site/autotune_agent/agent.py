@@ -19,7 +19,7 @@ from autotune_agent.other_processes import Elsewhere, spare_workers
 from autotune_agent.process import ProcessDoor
 from autotune_agent.setting import Setting, safely, say, sentence
 from autotune_agent.turns import Turning
-from autotune_agent.watching import Watching
+from autotune_agent.watching import TrainingObserver
 
 #: Steps of one optimizer after which all models of the training have been seen. A GAN may train one of its networks
 #: five times before the other.
@@ -33,8 +33,8 @@ class Agent:
 
     Args:
         plan: ``title``, shown first in its one line; ``settings``, each with the attributes of a `Setting`; ``watch``,
-            the path of a file for what is observed of the training (see `Watching`), if wanted, and ``losses``, how
-            many losses to write; ``seed``, the seed of random numbers, unless the script seeds them itself;
+            the path of a file for what is observed of the training (see `TrainingObserver`), if wanted, and ``losses``,
+            how many losses to write; ``seed``, the seed of random numbers, unless the script seeds them itself;
             ``compared``, whether what loaders deliver under the settings has been compared; ``deliveries``, how much of
             what they deliver is noted (see `Noting`); ``repeats``, how many batches they repeat, if any; ``commands``,
             a pipe, if configurations are to take turns, and ``live``, whether the training is to go on whatever they do
@@ -76,7 +76,7 @@ class Agent:
         # A live training needs an optimizer whose steps can be made harmless, whatever is tried in it.
         self._own_updates = None if live else OwnUpdates(self._begin, self._optimizers, self._unseen)
         self._watching = (
-            Watching(plan["watch"], self._ours, self._optimizers, int(plan.get("losses", 0)))
+            TrainingObserver(plan["watch"], self._ours, self._optimizers, int(plan.get("losses", 0)))
             if plan.get("watch") and self._is_first
             else None
         )

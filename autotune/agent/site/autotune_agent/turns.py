@@ -19,7 +19,7 @@ from autotune_agent.models import ModelDoor
 from autotune_agent.optimizers import OptimizerDoor
 from autotune_agent.process import ProcessDoor
 from autotune_agent.setting import is_of_a_worker, say
-from autotune_agent.watching import Watching
+from autotune_agent.watching import TrainingObserver
 
 #: Seconds within which a supervisor that tunes a live training must answer, or the training goes on without it.
 _ANSWER_S = 5.0
@@ -59,7 +59,7 @@ class Turning:
         models: ModelDoor,
         optimizers: OptimizerDoor,
         loaders: LoaderDoor,
-        watching: Watching,
+        watching: TrainingObserver,
         *,
         live: bool = False,
         first: Callable[[], None] | None = None,

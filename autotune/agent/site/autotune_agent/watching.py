@@ -374,7 +374,7 @@ _EVERY_S = 0.1
 _ALIVE_S = 1.0
 
 
-class Watching:
+class TrainingObserver:
     """Watches loaders, steps and exceptions, and writes what they do (see `TrailWriter`).
 
     Args:
