@@ -15,7 +15,7 @@ NOISES, LAUNCHES_S = (0.02, 0.05, 0.10), (3.0, 10.0, 40.0)
 #: Few enough for the normal suite. The stress run has a hundred of each.
 SOME, MANY = range(1), range(100)
 #: Where nothing is faster.
-EQUALS_NOISES, EQUALS_LAUNCHES = (0.02, 0.05, 0.10, 0.20), (6.0, 8.0, 16.0)
+EQUALS_NOISES, EQUALS_LAUNCHES = (0.02, 0.05, 0.10, 0.20), (4.0, 8.0, 16.0)
 #: A budget holds to this part of it, or to so many seconds.
 OVER, OVER_S = 0.05, 5.0
 

@@ -332,8 +332,7 @@ class Worlds:
             device += own
         loader = pool.loader @ self.loader + corrections(self.on_loader, self.loader, pool.loaders)
         rates = combined(device, loader, pool.overlaps) + self.rest[(pool.workers > 0).astype(int)]
-        # Without workers, the times of both sides add up to that of the training, whichever model is right.
-        overlapping = pool.workers > 0
-        rates[overlapping, rates.shape[1] - plain.shape[1] :] = plain[overlapping]
+        # Where nothing overlaps, the times of both sides add up to that of the training, whichever model is right.
+        rates[pool.overlaps, rates.shape[1] - plain.shape[1] :] = plain[pool.overlaps]
         capped: Array = np.minimum(rates, device)
         return capped
