@@ -27,6 +27,7 @@ from autotune.stats.launches import (
     outdone,
     ratio_error,
     rounds_to_show,
+    satterthwaite,
     speedup,
 )
 from autotune.stats.rate import (
@@ -82,6 +83,7 @@ __all__ = [
     "rate_of",
     "ratio_error",
     "rounds_to_show",
+    "satterthwaite",
     "settled_at",
     "speedup",
     "surely_slow",

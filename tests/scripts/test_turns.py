@@ -90,7 +90,9 @@ def test_the_faster_one_is_told_by_how_much(heated: Any, tmp_path: Path) -> None
     # Sleeping takes a little longer than asked for, and the rest of a step its time.
     assert 0.45 < heat.entrants[1].ratio < 0.75
     assert heat.side == "device" and heat.startup_s > 0 and heat.measured_s > 0
-    assert not LaunchFiles(tmp_path / "launch").turns.exists() and not LaunchFiles(tmp_path / "launch").trail.exists()
+    assert (
+        not LaunchFiles(tmp_path / "launch").commands.exists() and not LaunchFiles(tmp_path / "launch").trail.exists()
+    )
 
 
 @pytest.mark.slow
@@ -175,7 +177,7 @@ def test_workers_are_compared_by_what_the_scripts_loader_delivers(heated: Any, t
     assert 1.2 < heat.entrants[2].ratio < 2.8
     assert 1.8 < heat.entrants[3].ratio < 5.5
     assert heat.switch_s > 0
-    assert not LaunchFiles(tmp_path / "launch").turns.exists()
+    assert not LaunchFiles(tmp_path / "launch").commands.exists()
 
 
 @pytest.mark.slow

@@ -102,7 +102,7 @@ class Training:
 
     def device_per_s(self, config: Config, *, in_heat: bool = False) -> float:
         found = sum(self.effects.get(one, 0.0) + in_heat * self.beside.get(one, 0.0) for one in config.items())
-        if in_heat and self.case.gains and config.get("malloc") == "default" and config["precision"] == "bf16":
+        if in_heat and config.get("malloc") == "default" and config["precision"] == "bf16":
             # As seen where several trainings of which one freed much memory were in one process.
             found += 0.3
         return 300 * math.exp(found)

@@ -202,3 +202,17 @@ def test_a_slow_launch_of_the_baseline_is_no_evidence_beside_its_others() -> Non
     ((ratio, half, words),) = views()
     assert ratio == pytest.approx(math.sqrt(1028 * 1040) / math.sqrt(780 * 1038)) and math.exp(half) > ratio
     assert words == "launches at different times"
+
+
+def test_windows_that_scatter_add_to_an_assumed_noise_between_launches() -> None:
+    def error(spread: float) -> float:
+        own, other = (
+            entrant(make_trial(n, {"num_workers": n}, measurement=make_measurement(rate, spread=spread)))
+            for n, rate in ((0, 1000.0), (1, 1500.0))
+        )
+        prior, scorer = stats.PRIORS["cpu"], SimpleNamespace(score=lambda measurement: 0.0)
+        compared = Comparison([own, other], prior=prior, scorer=scorer, by_rate=True)  # type: ignore[arg-type]
+        (view,) = _by_launches(other, compared, SimpleNamespace(baseline=own.config), prior)  # type: ignore[arg-type]
+        return view.se
+
+    assert error(0.01) == pytest.approx(0.05 * math.sqrt(2)) and error(0.3) > 1.5 * error(0.01)

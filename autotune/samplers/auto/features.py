@@ -332,7 +332,9 @@ class Worlds:
             device += own
         loader = pool.loader @ self.loader + corrections(self.on_loader, self.loader, pool.loaders)
         rates = combined(device, loader, pool.overlaps) + self.rest[(pool.workers > 0).astype(int)]
-        # Where nothing overlaps, the times of both sides add up to that of the training, whichever model is right.
-        rates[pool.overlaps, rates.shape[1] - plain.shape[1] :] = plain[pool.overlaps]
+        # Without workers, the times of both sides add up to that of the training, whichever model is right. With them,
+        # on one core, a loader that mostly waits may do better than that.
+        has_workers = pool.workers > 0
+        rates[has_workers, rates.shape[1] - plain.shape[1] :] = plain[has_workers]
         capped: Array = np.minimum(rates, device)
         return capped

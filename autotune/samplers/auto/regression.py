@@ -400,8 +400,8 @@ class Fitted:
         device = self.computing(pool)
         together = combined(device, self.loading(pool), pool.overlaps)
         together += sides.rest.of_rows(pool.workers > 0)[0]
-        # See `Worlds`: where nothing overlaps, the times of the two sides add up to the whole.
-        belief = np.where(pool.overlaps, self.belief, 1.0)
+        # See `Worlds`: without workers, the times of the two sides add up to the whole.
+        belief = np.where(pool.workers > 0, self.belief, 1.0)
         mixture: Array = belief * together + (1 - belief) * plain
         capped: Array = np.minimum(mixture, device)
         return capped

@@ -56,6 +56,8 @@ _ASSUMED_DEGREES = 2.0
 #: Degrees of freedom assumed for a heat's noise, which has at least as many; the normal quantile of a 95 % interval;
 #: the smallest standard error.
 _DEGREES, _NORMAL, _LEAST_SE = 8.0, NormalDist().inv_cdf(0.975), 1e-6
+#: More degrees of freedom make no difference.
+_MOST_DEGREES = 1e6
 
 
 @dataclass(frozen=True)
@@ -76,12 +78,14 @@ class Likely:
 
 @dataclass(frozen=True)
 class _View:
-    """A ratio's logarithm with its standard error and the degrees of freedom of that."""
+    """A ratio's logarithm with its standard error and the degrees of freedom of that; and whether the error is one of
+    noise that is pooled over candidates."""
 
     log: float
     se: float
     degrees: float
     words: str
+    pooled: bool = False
 
 
 def with_likely(
@@ -286,7 +290,8 @@ def _likely(
     combined = _combined(views)
     ratio, degrees = math.exp(combined.log), max(1.0, combined.degrees)
     half = stats.t_quantile(degrees) * combined.se
-    wide_half = stats.t_of_largest(degrees, among[bool(heat_views)], shared=not heat_views) * combined.se
+    is_pooled = len(views) == 1 and views[0].pooled
+    wide_half = stats.t_of_largest(degrees, among[bool(heat_views)], shared=is_pooled) * combined.se
     phrases = list(dict.fromkeys(view.words for view in reversed(views)))
     words = " and ".join(w for w in phrases if w != _TRIALS or len(phrases) == 1)
     return Likely(one, (ratio, *stats.interval_of(ratio, half)), math.exp(combined.log - wide_half), words)
@@ -339,12 +344,14 @@ def _by_heats(one: Entrant, baseline: Entrant, space: Space, heats: Sequence[Hea
 def _by_launches(one: Entrant, compared: Comparison, space: Space, noise: stats.LaunchNoise) -> Iterator[_View]:
     """Yield what separate launches show: those in turns with the baseline, if their noise is known, or else all of
     both."""
-    beside = 0.0
+    parts: list[tuple[float, float]] = []
     rounds = shared_rounds(one, compared.baseline)
     if rounds and compared.knows_turns and compared.in_turns(one, compared.baseline):
         ratio, low, _ = compared.ratio(one, compared.baseline)
         degrees = max(1.0, compared.noise.degrees)
-        se = math.log(ratio / low) / stats.t_quantile(degrees) if low > 0 and math.isfinite(low) else math.inf
+        if low > 0 and math.isfinite(low):
+            parts.append((math.log(ratio / low) / stats.t_quantile(degrees), degrees))
+        is_pooled = True
         words = f"{count(rounds, 'launch', 'launches')} of each in turns"
     else:
         launched = [one.launches, compared.baseline.launches]
@@ -356,14 +363,21 @@ def _by_launches(one: Entrant, compared: Comparison, space: Space, noise: stats.
             words = _TRIALS
         rates = [stats.mean_rate([measured_rate(m) for m in measurements], noise) for measurements in launched]
         ratio = rates[0].per_s / rates[1].per_s
-        se, degrees = stats.ratio_error(*rates)
-        if not noise.learnt and all(rate.noise is not None for rate in rates):
-            degrees = min(degrees, _ASSUMED_DEGREES)
+        is_pooled = noise.learnt and all(rate.noise is not None for rate in rates)
+        if noise.learnt or _is_within(one, compared.baseline):
+            parts.append(stats.ratio_error(*rates))
+        else:
+            # Windows show nothing of what differs between launches.
+            assumed_sd = noise.sd * math.sqrt(sum(1 / len(measurements) for measurements in launched))
+            parts.append((assumed_sd, _ASSUMED_DEGREES))
+            parts += [(r.relative_se, r.degrees) for r in rates if r.noise is None and r.relative_se and r.degrees]
         within = [each.trial.result.within is not None for each in (one, compared.baseline)]
         if any(within) and not (all(within) and space.is_as_in_heats(space.baseline)):
-            beside = _UNLIKE
-    if math.isfinite(se):
-        yield _View(math.log(ratio), max(_LEAST_SE, math.hypot(se, beside)), max(1.0, degrees), words)
+            parts.append((_UNLIKE, _DEGREES))
+            is_pooled = False
+    if parts:
+        se, degrees = math.hypot(*(part for part, _ in parts)), stats.satterthwaite(parts)
+        yield _View(math.log(ratio), max(_LEAST_SE, se), min(max(1.0, degrees), _MOST_DEGREES), words, is_pooled)
 
 
 def _standing(contest: Contest, proof: Proof, likely: Likely) -> Standing:

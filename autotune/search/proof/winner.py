@@ -110,13 +110,13 @@ def tie_between(compared: Comparison, leader: Entrant, winner: Entrant) -> str |
         return None
     rivals = compared.rivals(leader)
     simpler = "the baseline" if winner is compared.baseline else f"trial {winner.trial.number}"
-    if not compared.knows_turns and shared_rounds(leader, winner) == 1:
+    if shared_rounds(leader, winner) == 1:
         return (
-            f"Trial {leader.trial.number} ran at {ratio:.3f}× {simpler} in one launch of each in turns, which does not "
-            f"show how much launches vary, and {simpler} is simpler."
+            f"Trial {leader.trial.number} ran at {ratio:.3f}× {simpler} in one launch of each in turns, which is no "
+            f"proof of being faster, and {simpler} is simpler."
         )
     # The difference is shown for one entrant alone, but not for the best of several.
-    luck = f" for it alone, and one of {rivals} may seem so by luck" if low > 1 else ""
+    luck = f" for it alone, and one of {rivals} may seem so by luck" if low > 1 and rivals > 1 else ""
     return (
         f"Trial {leader.trial.number} ran at {ratio:.3f}× {simpler} (95 %: {low:.3f} to {high:.3f}{luck}): that is no "
         f"proof of being faster, and {simpler} is simpler."
