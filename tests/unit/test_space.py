@@ -448,3 +448,8 @@ class TestGlobalBatch:
         stated = {"batch_size": 1000, "keep_batch_size": True, "global_batch": 1000}
         space = space_for(cpu(), **stated, baseline={"gradient_accumulation": 20})
         assert space.legal("gradient_accumulation") == (1, 2, 4, 5, 8, 10, 20, 40)
+
+
+@pytest.mark.parametrize(("probe", "cores", "overlaps"), [(cpu(), 1, False), (cpu(), 2, True), (cuda(), 1, True)])
+def test_on_one_core_nothing_loads_while_a_step_computes(probe: Probe, cores: int, overlaps: bool) -> None:
+    assert build_space(probe, make_host(cores=cores), SpaceRequest()).overlaps == overlaps

@@ -357,14 +357,14 @@ def _by_launches(one: Entrant, compared: Comparison, space: Space, noise: stats.
         launched = [one.launches, compared.baseline.launches]
         if not all(launched):
             return
+        is_within = _is_within(one, compared.baseline)
         words = "one launch of each" if max(map(len, launched)) == 1 else "launches at different times"
+        words = _TRIALS if is_within else words
         noise = compared.launch_noise(noise)
-        if _is_within(one, compared.baseline):
-            words = _TRIALS
         rates = [stats.mean_rate([measured_rate(m) for m in measurements], noise) for measurements in launched]
         ratio = rates[0].per_s / rates[1].per_s
         is_pooled = noise.learnt and all(rate.noise is not None for rate in rates)
-        if noise.learnt or _is_within(one, compared.baseline):
+        if noise.learnt or is_within:
             parts.append(stats.ratio_error(*rates))
         else:
             # Windows show nothing of what differs between launches.
