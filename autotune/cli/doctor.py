@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import platform
 import sys
@@ -11,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
 
 import platformdirs
 import typer
@@ -19,12 +17,12 @@ from rich.text import Text
 
 from autotune.base.errors import MORE_SHM, MachineError
 from autotune.base.records import SCHEMA_VERSION, Host
-from autotune.cli.output import print_rich
+from autotune.cli.options import Json
+from autotune.cli.output import plain_table, print_json, print_rich
 from autotune.machine import host
 from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus
 from autotune.machine.host import read_host, torch_versions, trouble
 from autotune.machine.nvml import cuda_version, has_nvidia_card
-from autotune.report.document import FittingTable
 
 _GIB = 2**30
 #: 8 workers that each prefetch 2 batches of 256 float32 images of 224 px use 2.3 GiB of ``/dev/shm``.
@@ -70,12 +68,19 @@ def doctor(json_output: bool) -> int:
     checks = diagnose()
     healthy = not any(check.essential and check.state is State.MISSING for check in checks)
     if json_output:
-        typer.echo(
-            json.dumps({"schema_version": SCHEMA_VERSION, "ok": healthy, "checks": [asdict(check) for check in checks]})
-        )
+        print_json({"schema_version": SCHEMA_VERSION, "ok": healthy, "checks": [asdict(check) for check in checks]})
     else:
-        print_rich(_table(checks))
+        _print(checks)
     return 0 if healthy else MachineError.exit_code
+
+
+def _print(checks: list[Check]) -> None:
+    table = plain_table("", "what", "found", "what follows", wrap=("found", "what follows"))
+    for check in checks:
+        mark, colour = _MARKS[check.state]
+        # Text, because names of cards and paths may contain square brackets, which rich treats as markup.
+        table.add_row(Text(mark, style=colour), check.name, Text(check.value), Text(check.sentence))
+    print_rich(table)
 
 
 def diagnose(system: str | None = None) -> list[Check]:
@@ -95,7 +100,7 @@ def diagnose(system: str | None = None) -> list[Check]:
     cards = gpus()
     return [
         Check("platform", State.OK, f"linux {platform.machine()}", host.cpu_model),
-        _python(),
+        Check("python", State.OK, platform.python_version(), sys.executable),
         *(_distribution(name) for name in _ESSENTIAL),
         *_devices(cards),
         *_cuda(cards, *torch_versions()),
@@ -104,21 +109,6 @@ def diagnose(system: str | None = None) -> list[Check]:
         _folder("studies folder", Path("studies"), "choose another one with --studies-dir."),
         _folder("cache folder", platformdirs.user_cache_path("autotune"), "set XDG_CACHE_HOME to a writable folder."),
     ]
-
-
-def _table(checks: list[Check]) -> FittingTable:
-    table = FittingTable(box=None, pad_edge=False)
-    for heading in ("", "what", "found", "what follows"):
-        table.add_column(heading, no_wrap=heading in ("", "what"))
-    for check in checks:
-        mark, colour = _MARKS[check.state]
-        # Text, because names of cards and paths may contain square brackets, which rich treats as markup.
-        table.add_row(Text(mark, style=colour), check.name, Text(check.value), Text(check.sentence))
-    return table
-
-
-def _python() -> Check:
-    return Check("python", State.OK, platform.python_version(), sys.executable)
 
 
 def _distribution(name: str) -> Check:
@@ -246,8 +236,6 @@ def _gib(size_bytes: int) -> str:
     return f"{size_bytes / _GIB:.1f} GiB"
 
 
-def command(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
+def command(as_json: Json = False) -> None:
     """Say what this machine can do, and what limits it."""
     raise typer.Exit(doctor(as_json))

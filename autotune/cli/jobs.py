@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
+import math
 import re
 import signal
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.cells import cell_len, set_cell_size
@@ -17,34 +17,70 @@ from rich.text import Text
 
 from autotune.base.clock import SystemClock
 from autotune.base.errors import DaemonUnreachableError, MachineError, NoVerdictError, UsageError
-from autotune.base.layout import find_daemon
+from autotune.base.layout import DaemonFiles, find_daemon
 from autotune.base.parsing import duration_s
-from autotune.base.records import ENDED, SCHEMA_VERSION, Cancelled, Done, Failed, Job, JobRow, JobState, Running
-from autotune.cli import slurm_jobs
+from autotune.base.records import ENDED, SCHEMA_VERSION, Done, Job, JobRow, JobState, Running
 from autotune.cli.daemon import StateDir, client
 from autotune.cli.options import Json, refuse_group_options
 from autotune.cli.output import print_json, print_rich
-from autotune.cluster.slurm_queue import SlurmRow
+from autotune.cluster.slurm_queue import PREFIX, SlurmJob, SlurmQueue, SlurmRow
 from autotune.daemon.job.runner import follow, tell
+from autotune.daemon.rpc.client import Client
 from autotune.report.document import pairs
 from autotune.report.panel import observer_for
 from autotune.space.formatting import count, one_line, seconds_text
 from autotune.workload.catalog import source_hash
 
-# ``autotune jobs``: list, inspect, control and watch the daemon's jobs, and those in Slurm's queue.
+# ``autotune jobs``: list, inspect, control and watch the daemon's jobs, and those in Slurm's queue, which are named
+# ``slurm:NUMBER``.
+
+
+def _slurms_number(text: str) -> int | None:
+    """Return the number of a Slurm job; ``None`` if the text does not name one.
+
+    Raises:
+        UsageError: it has the prefix of one, but no number.
+    """
+    if not text.startswith(PREFIX):
+        return None
+    number = text.removeprefix(PREFIX)
+    if not number.isascii() or not number.isdigit():
+        raise UsageError(
+            f"{text!r} is no job of Slurm's", advice=f"write it as {PREFIX}17; `autotune jobs` lists them."
+        )
+    return int(number)
+
+
+def _daemons_number(text: str) -> int:
+    """Return the number of one of the daemon's jobs, for a command that only works on those.
+
+    Raises:
+        UsageError: the job is Slurm's.
+        ValueError: the text is not a number.
+    """
+    number = _slurms_number(text)
+    if number is not None:
+        raise UsageError(
+            f"{text} is in Slurm's queue, which this command does not reach",
+            advice=f"`scontrol hold {number}`, `scontrol release {number}` and `scontrol requeue {number}` do.",
+        )
+    return int(text)
 
 
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
-Id = Annotated[int, typer.Argument(help="A job's number.", metavar="ID", parser=slurm_jobs.refuse_slurms)]
+Id = Annotated[int, typer.Argument(help="A job's number.", metavar="ID", parser=_daemons_number)]
 #: For the commands that also work on Slurm's jobs.
 AnyId = Annotated[str, typer.Argument(help="A job's number, or slurm:NUMBER.", metavar="ID")]
 
 #: Number of ended jobs that are listed without ``--all``.
 _LATEST = 20
-#: Interval in seconds at which `wait` asks for a job's state.
+#: Interval in seconds at which `wait` asks the daemon for a job's state.
 _EVERY_S = 0.5
+#: Shortest and longest interval in seconds at which `wait` polls Slurm, whose controller has other things to do. In
+#: between, the interval is a tenth of the time waited so far.
+_SLURM_SOONEST_S, _SLURM_LATEST_S = 5.0, 60.0
 #: Exit code of `wait` after ``--timeout``, as in timeout(1).
-TIMED_OUT = 124
+_TIMED_OUT = 124
 _STYLES = {
     JobState.RUNNING: "bold cyan",
     JobState.PAUSED: "yellow",
@@ -65,7 +101,9 @@ def jobs(
     if ctx.invoked_subcommand is not None:
         refuse_group_options(ctx)
         return
-    rows = _rows(state_dir)
+    files = find_daemon(state_dir)
+    # Either queue may be empty: a machine of a cluster needs no daemon.
+    rows = rows_of(files, must_answer=SlurmQueue(files).is_empty())
     if as_json:
         dumped = [{"queue": "daemon", **row.model_dump(mode="json")} for row in rows]
         print_json({"schema_version": SCHEMA_VERSION, "jobs": dumped})
@@ -81,17 +119,17 @@ def jobs(
         typer.echo(f"and {count(len(ended) - len(shown), 'job')} that ended earlier; --all lists them.")
 
 
-def _rows(state_dir: Path | None) -> list[JobRow]:
-    """Return the jobs of both queues. Either may be empty: a machine of a cluster needs no daemon."""
-    slurm = slurm_jobs.slurm_queue(state_dir)
-    if slurm.is_empty():
-        return client(state_dir).rows()
-    listing = slurm.look()
+def rows_of(files: DaemonFiles, *, must_answer: bool) -> list[JobRow]:
+    """Return the jobs of both queues. If there is no daemon, its jobs are left out, unless it ``must_answer``."""
+    rows: list[JobRow] = []
+    try:
+        rows += Client(files).rows()
+    except DaemonUnreachableError:
+        if must_answer:
+            raise
+    listing = SlurmQueue(files).look()
     for trouble in listing.troubles:
         typer.echo(f"autotune: {trouble}", err=True)
-    rows: list[JobRow] = []
-    with contextlib.suppress(DaemonUnreachableError):
-        rows = client(state_dir).rows()
     return [*rows, *(job.row for job in listing.jobs)]
 
 
@@ -103,31 +141,39 @@ def _number(job: str) -> int:
         raise UsageError(f"{job[:60]!r} is no job's number", advice="`autotune jobs` lists them.") from None
 
 
+def _slurm(state_dir: Path | None) -> SlurmQueue:
+    return SlurmQueue(find_daemon(state_dir))
+
+
 @app.command()
 def show(name: AnyId, state_dir: StateDir = None, as_json: Json = False) -> None:
     """Show everything about a job."""
-    slurm_number = slurm_jobs.slurms_number(name)
+    slurm_number = _slurms_number(name)
     if slurm_number is not None:
-        slurm_jobs.show(slurm_jobs.slurm_queue(state_dir).job(slurm_number), as_json=as_json)
-        return
-    number, daemon = _number(name), client(state_dir)
-    job, waits = daemon.job(number), daemon.waits_for(number)
+        slurm_job = _slurm(state_dir).job(slurm_number)
+        value, facts = _as_json(slurm_job), _slurms_facts(slurm_job)
+    else:
+        number, daemon = _number(name), client(state_dir)
+        job, waits = daemon.job(number), daemon.waits_for(number)
+        value = {**_as_json(job), "waits": waits}
+        facts = _facts(job, waits, find_daemon(state_dir).queue.job(number).log)
     if as_json:
-        print_json({**job.model_dump(mode="json"), "waits": waits})
+        print_json(value)
         return
-    facts = _facts(job, waits, find_daemon(state_dir).queue.job(number).log)
-    rows = ((name, one_line(value), name in ("model", "study", "log")) for name, value in facts if value)
-    print_rich(Group(*pairs(rows)))
+    print_rich(
+        Group(*pairs((title, one_line(text), title in ("model", "study", "log")) for title, text in facts if text))
+    )
 
 
 @app.command()
 def cancel(name: AnyId, state_dir: StateDir = None, as_json: Json = False) -> None:
     """End a job for good; what was measured stays in its study."""
-    slurm_number = slurm_jobs.slurms_number(name)
-    if slurm_number is not None:
-        slurm_jobs.cancel(slurm_jobs.slurm_queue(state_dir), slurm_number, as_json=as_json)
+    slurm_number = _slurms_number(name)
+    if slurm_number is None:
+        _print_job(client(state_dir).cancel(_number(name)), as_json)
         return
-    _print_job(client(state_dir).cancel(_number(name)), as_json)
+    job = _slurm(state_dir).cancel(slurm_number)
+    _print_job(job, as_json, pending=None if job.state in ENDED else JobState.CANCELLED)
 
 
 @app.command()
@@ -153,17 +199,18 @@ def retry(number: Id, state_dir: StateDir = None, as_json: Json = False) -> None
 @app.command()
 def log(name: AnyId, state_dir: StateDir = None) -> None:
     """Print what a job's processes wrote."""
-    slurm_number = slurm_jobs.slurms_number(name)
+    slurm_number = _slurms_number(name)
     if slurm_number is not None:
-        slurm_jobs.log(slurm_jobs.slurm_queue(state_dir).job(slurm_number))
-        return
-    number = _number(name)
-    client(state_dir).job(number)
-    path = find_daemon(state_dir).queue.job(number).log
+        path, silent = Path(_slurm(state_dir).job(slurm_number).log), f"job {name} has written nothing yet"
+    else:
+        number = _number(name)
+        client(state_dir).job(number)
+        path = find_daemon(state_dir).queue.job(number).log
+        silent = f"job {number} has written nothing; `autotune jobs attach {number}` shows what it says"
     written = path.read_text(errors="replace") if path.exists() else ""
     typer.echo(written, nl=False)
     if not written:
-        typer.echo(f"job {number} has written nothing; `autotune jobs attach {number}` shows what it says", err=True)
+        typer.echo(silent, err=True)
 
 
 @app.command(name="let-go")
@@ -171,7 +218,7 @@ def let_go(number: Id, state_dir: StateDir = None, as_json: Json = False) -> Non
     """Do not keep the job's profile fresh any more."""
     job = client(state_dir).let_go(number)
     if as_json:
-        print_json(job.model_dump(mode="json"))
+        _print_job(job, as_json)
     else:
         typer.echo(f"the profile of job {number} is not kept fresh any more")
 
@@ -185,21 +232,28 @@ def wait(
 ) -> None:
     """Wait until a job has ended; the exit code is its own (130 if it was cancelled, 124 after --timeout)."""
     clock = SystemClock()
-    deadline = None if timeout is None else clock.now() + duration_s(timeout, "--timeout")
-    slurm_number = slurm_jobs.slurms_number(name)
-    if slurm_number is not None:
-        queue = slurm_jobs.slurm_queue(state_dir)
-        ended_job = slurm_jobs.wait(queue, slurm_number, clock, deadline=deadline, as_json=as_json)
-        raise typer.Exit(TIMED_OUT if ended_job is None else slurm_jobs.exit_code_of(ended_job))
-    number, daemon = _number(name), client(state_dir)
-    job = daemon.job(number)
+    began = clock.now()
+    deadline = math.inf if timeout is None else began + duration_s(timeout, "--timeout")
+    slurm_number = _slurms_number(name)
+    if slurm_number is None:
+        number, daemon = _number(name), client(state_dir)
+    job: Job | SlurmJob = daemon.job(number) if slurm_number is None else _slurm(state_dir).job(slurm_number)
     while job.state not in ENDED:
-        if deadline is not None and clock.now() >= deadline:
-            typer.echo(f"autotune: job {number} is {job.state.value} after {timeout}", err=True)
-            raise typer.Exit(TIMED_OUT)
-        clock.sleep(_EVERY_S)
-        # The daemon may be restarted in the meantime.
-        job = _retry_unreachable(lambda: daemon.job(number), clock)
+        if clock.now() >= deadline:
+            typer.echo(f"autotune: job {name} is {job.state.value} after {timeout}", err=True)
+            raise typer.Exit(_TIMED_OUT)
+        if slurm_number is None:
+            clock.sleep(_EVERY_S)
+            # The daemon may be restarted in the meantime.
+            job = _retry_unreachable(lambda: daemon.job(number), clock)
+            continue
+        every_s = min(_SLURM_LATEST_S, max(_SLURM_SOONEST_S, (clock.now() - began) / 10))
+        clock.sleep(min(every_s, max(0.1, deadline - clock.now())))
+        try:
+            job = _slurm(state_dir).job(slurm_number)
+        except MachineError as error:
+            # Slurm's controller may be restarting.
+            typer.echo(f"autotune: {error}", err=True)
     _print_job(job, as_json)
     if exit_code_of(job):
         raise typer.Exit(exit_code_of(job))
@@ -238,13 +292,14 @@ def attach(number: Id, state_dir: StateDir = None) -> None:
     _print_job(job, as_json=False)
 
 
-def exit_code_of(job: Job) -> int:
+def exit_code_of(job: Job | SlurmJob) -> int:
     """Return the exit code of `wait` for a job that has ended."""
-    if isinstance(job.status, Cancelled):
+    if job.state is JobState.CANCELLED:
         return 128 + signal.SIGINT
-    if isinstance(job.status, Failed):
-        return job.status.exit_code or MachineError.exit_code
-    return NoVerdictError.exit_code if isinstance(job.status, Done) and job.status.open else 0
+    if isinstance(job, Job) and isinstance(job.status, Done):
+        return NoVerdictError.exit_code if job.status.open else 0
+    code = job.exit_code if isinstance(job, SlurmJob) else getattr(job.status, "exit_code", None)
+    return code or (MachineError.exit_code if job.state is JobState.FAILED else 0)
 
 
 def _retry_unreachable(ask: Callable[[], Job], clock: SystemClock, limit_s: float = 20.0) -> Job:
@@ -258,16 +313,24 @@ def _retry_unreachable(ask: Callable[[], Job], clock: SystemClock, limit_s: floa
             clock.sleep(_EVERY_S)
 
 
-def _print_job(job: Job, as_json: bool) -> None:
+def _print_job(job: Job | SlurmJob, as_json: bool, pending: JobState | None = None) -> None:
+    """Print what has become of a job, or its ``pending`` state, if it is asked to end."""
     if as_json:
-        print_json(job.model_dump(mode="json"))
+        print_json(_as_json(job))
         return
-    pending = job.status.then if isinstance(job.status, Running) else None
-    why = getattr(job.status, "why", None) or getattr(job.status, "found", None)
-    if pending is not None:
-        typer.echo(f"job {job.id} is asked to end; it will be {pending.state.value}")
+    if isinstance(job, SlurmJob):
+        name, why = job.name, job.why
     else:
-        typer.echo(f"job {job.id} is {job.state.value}{f': {why}' if why else ''}")
+        name, why = str(job.id), getattr(job.status, "why", None) or getattr(job.status, "found", None)
+        pending = _pending(job)
+    if pending is not None:
+        typer.echo(f"job {name} is asked to end; it will be {pending.value}")
+    else:
+        typer.echo(f"job {name} is {job.state.value}{f': {why}' if why else ''}")
+
+
+def _as_json(job: Job | SlurmJob) -> dict[str, Any]:
+    return job.model_dump(mode="json") | ({"queue": job.row.queue} if isinstance(job, SlurmJob) else {})
 
 
 def _print_rows(rows: list[JobRow]) -> None:
@@ -305,13 +368,13 @@ def _print_rows(rows: list[JobRow]) -> None:
 
 
 def _facts(job: Job, waits: str | None, log: Path) -> list[tuple[str, str]]:
-    request, status = job.request, job.status
+    request, status, pending = job.request, job.status, _pending(job)
     spec = request.spec
     window = (
         "" if request.window is None else "–".join(f"{minute // 60:02}:{minute % 60:02}" for minute in request.window)
     )
     return [
-        ("job", f"{job.id}, {job.state.value}{_pending(job)}"),
+        ("job", f"{job.id}, {job.state.value}" + ("" if pending is None else f", and will be {pending.value}")),
         ("found", getattr(status, "found", None) or ""),
         ("why", getattr(status, "why", None) or ""),
         ("waits", waits or ""),
@@ -334,9 +397,23 @@ def _facts(job: Job, waits: str | None, log: Path) -> list[tuple[str, str]]:
     ]
 
 
-def _pending(job: Job) -> str:
+def _slurms_facts(job: SlurmJob) -> list[tuple[str, str]]:
+    return [
+        ("job", f"{job.name}, {job.state.value}"),
+        ("why", job.why or ""),
+        ("exit code", "" if job.exit_code is None else str(job.exit_code)),
+        ("model", job.model),
+        ("study", job.study),
+        ("node", job.node),
+        ("submitted", job.submitted),
+        ("since", job.row.since or ""),
+        ("log", job.log),
+    ]
+
+
+def _pending(job: Job) -> JobState | None:
     pending = job.status.then if isinstance(job.status, Running) else None
-    return "" if pending is None else f", and will be {pending.state.value}"
+    return None if pending is None else pending.state
 
 
 def _device(name: str | None) -> str:

@@ -16,7 +16,7 @@ from typer.core import TyperCommand
 from autotune.base.errors import KINDS, AutotuneError, InterruptedSearch, MachineError, ResumeRefusedError, UsageError
 from autotune.base.version import __version__
 from autotune.cli.help_text import BEYOND, CommandsInPanels, InPanels, also_takes
-from autotune.cli.output import flush_streams, prepare_streams
+from autotune.cli.output import flush_streams, prepare_streams, print_json_error, print_rich
 
 _CODES = ["0 done", "1 a promise is not kept (verify)", *(f"{kind.exit_code} {kind.stands_for}" for kind in KINDS)]
 _CODES.append("130 interrupted by Ctrl-C, 143 by SIGTERM (resume goes on)")
@@ -130,14 +130,14 @@ def run(arguments: list[str]) -> int:
         # Raised with --json only: without it, Typer shows such an error itself.
         error.show()
         code = int(error.exit_code)
-        _print_json_error(error.format_message(), code)
+        print_json_error(error.format_message(), code)
         return code
     except AutotuneError as error:
         if debug:
             traceback.print_exc()
         _explain(error)
         if as_json:
-            _print_json_error(str(error), error.exit_code, advice=error.advice, detail=error.detail)
+            print_json_error(str(error), error.exit_code, advice=error.advice, detail=error.detail)
         return error.exit_code
     except Exception as error:
         if debug:
@@ -146,15 +146,9 @@ def run(arguments: list[str]) -> int:
         typer.echo(f"autotune: {fault}", err=True)
         typer.echo(f"          {advice}; everything measured is kept.", err=True)
         if as_json:
-            _print_json_error(fault, AutotuneError.exit_code, advice=f"{advice}.")
+            print_json_error(fault, AutotuneError.exit_code, advice=f"{advice}.")
         return AutotuneError.exit_code
     return code if isinstance(code, int) else 0
-
-
-def _print_json_error(message: str, exit_code: int, **more: str | None) -> None:
-    from autotune.cli.output import print_json_error
-
-    print_json_error(message, exit_code, **more)
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -191,7 +185,6 @@ def _explain(error: AutotuneError) -> None:
     sentence = str(error)
     typer.echo(f"autotune: {sentence}{'' if sentence.endswith(('.', '!', '?')) else '.'}", err=True)
     if isinstance(error, ResumeRefusedError) and error.differences:
-        from autotune.cli.output import print_rich
         from autotune.report.document import FittingTable
 
         table = FittingTable("what", "in the study", "now", box=None, pad_edge=True)

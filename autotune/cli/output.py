@@ -11,7 +11,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -29,6 +29,7 @@ from autotune.launcher.remote import Workers
 from autotune.profile import Profile
 from autotune.profile.in_force import Store
 from autotune.report import best_table
+from autotune.report.document import FittingTable
 from autotune.report.formats import FILE_WIDTH
 from autotune.report.panel import observer_for
 from autotune.search import Environment, SearchResult
@@ -54,6 +55,14 @@ def print_rich(renderable: RenderableType, *, stderr: bool = False) -> None:
     Text to be copied may be longer than a line, so nothing is cropped.
     """
     _console(stderr=stderr).print(renderable, crop=False)
+
+
+def plain_table(*columns: str, wrap: Collection[str] = ()) -> FittingTable:
+    """Return a table without lines, in which only the columns in ``wrap`` wrap."""
+    table = FittingTable(box=None, pad_edge=False)
+    for name in columns:
+        table.add_column(name, no_wrap=name not in wrap, overflow="fold")
+    return table
 
 
 def text_width() -> int:

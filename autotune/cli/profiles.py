@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Column
 from typer.core import TyperGroup
 
 from autotune.base.errors import UsageError
@@ -18,10 +17,10 @@ from autotune.base.records import SCHEMA_VERSION, Fingerprint
 from autotune.cli.daemon import StateDir
 from autotune.cli.matrix import ENDINGS, Asked, Cell, cells_of
 from autotune.cli.options import Json, refuse_group_options
-from autotune.cli.output import print_json, print_rich
+from autotune.cli.output import plain_table, print_json, print_rich
 from autotune.profile import dump, in_force
 from autotune.profile.in_force import Exchanged, Row, Slot, Store, look_here
-from autotune.report.document import FittingTable, Line
+from autotune.report.document import Line
 from autotune.report.listing import ANY_BATCH, GridCell, GridTable, ProfileGrid, gain_text, grid_of, stale_text
 from autotune.space.formatting import count, model_name, rate_text
 
@@ -128,15 +127,7 @@ def _cells_json(grid: ProfileGrid) -> list[dict[str, Any]]:
 
 
 def _list(kept: Sequence[Slot], here: Fingerprint) -> None:
-    table = FittingTable(
-        Column("profile", no_wrap=True),
-        Column("speedup", no_wrap=True),
-        Column("rate", no_wrap=True),
-        Column("device", overflow="fold"),
-        Column("measured", no_wrap=True),
-        box=None,
-        pad_edge=False,
-    )
+    table = plain_table("profile", "speedup", "rate", "device", "measured", wrap=("device",))
     for slot in kept:
         gives, profile = slot.profile.gives, slot.profile
         table.add_row(

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.table import Column
-
 from autotune.base.errors import UsageError
 from autotune.base.layout import StudyFiles
 from autotune.base.observer import Observer
-from autotune.base.records import SCHEMA_VERSION, Beat, Config, Outcome, StudyHeat, StudySpec, Trial, Value
+from autotune.base.records import SCHEMA_VERSION, Outcome, StudySpec, Trial, Value
 from autotune.base.tracking import TrackedRun, Tracker, Tracking, check
 from autotune.cli.options import Command, Json, NoInput, Track, make_spec, search_options
-from autotune.cli.output import end_search, environment, print_json, print_rich, stop_signals
+from autotune.cli.output import end_search, environment, plain_table, print_json, print_rich, stop_signals
 from autotune.knobs import spell
-from autotune.report.document import FittingTable, Line
+from autotune.report.document import Line
 from autotune.search import DryRun, preview
 from autotune.search import search as search_study
 from autotune.search.replay import Surface, read_surface
@@ -71,8 +68,7 @@ def search_surface(path: Path, spec: StudySpec, typed: Mapping[str, object], *, 
 def _replay_print(surface: Surface, space: Space, found: Replayed) -> None:
     heading = surface.heading
     print_rich(Line(f"{heading.workload}, {heading.made} on {heading.machine}; virtual time"))
-    figures = [Column(name, no_wrap=True) for name in ("trial", "at", "status", "samples/s")]
-    trials = FittingTable(*figures, Column("", overflow="fold"), box=None, pad_edge=False)
+    trials = plain_table("trial", "at", "status", "samples/s", "", wrap=("",))
     for step in found.steps:
         trial = step.trial
         trials.add_row(
@@ -85,8 +81,7 @@ def _replay_print(surface: Surface, space: Space, found: Replayed) -> None:
     print_rich(trials)
     print_rich(Line(f"{found.stopped[:1].upper()}{found.stopped[1:]}."))
     if found.finalists:
-        names = ("launched again", "times", "samples/s", "the baseline's")
-        again = FittingTable(*(Column(name, no_wrap=True) for name in names), box=None, pad_edge=False)
+        again = plain_table("launched again", "times", "samples/s", "the baseline's")
         for finalist in found.finalists:
             again.add_row(
                 "the baseline" if finalist.trial == found.baseline.trial else f"trial {finalist.trial}",
@@ -115,8 +110,6 @@ def _changed(config: Mapping[str, Value], baseline: Mapping[str, Value]) -> str:
     return " ".join(changed) or "the baseline itself"
 
 
-# `autotune search`.
-
 # ``autotune search --track``: records a study as one run in experiment trackers, with a step per trial.
 
 
@@ -125,58 +118,36 @@ class TrackedSearch(Observer):
 
     Args:
         studies: the folder of the studies.
+
+    Attributes:
+        tracking: the run in the trackers, which the caller ends.
     """
 
     def __init__(self, observer: Observer, trackers: Sequence[type[Tracker]], studies: Path) -> None:
         self._observer = observer
         self._studies = studies
         self._spec: StudySpec | None = None
-        self._tracking = Tracking(trackers, self._run, observer.says)
+        self.tracking = Tracking(trackers, self._run, observer.says)
+
+    def event(self, name: str, *values: Any) -> None:
+        getattr(self._observer, name)(*values)
 
     def begins(self, spec: StudySpec, headline: str) -> None:
         self._spec = spec
-        self._observer.begins(spec, headline)
-
-    def says(self, sentence: str) -> None:
-        self._observer.says(sentence)
-
-    def data_progress(self, done: int, total: int) -> None:
-        self._observer.data_progress(done, total)
-
-    def launch_begins(self, title: str, config: Config) -> None:
-        self._observer.launch_begins(title, config)
-
-    def heat_begins(self, title: str, entrants: Sequence[Config]) -> None:
-        self._observer.heat_begins(title, entrants)
-
-    def beat(self, beat: Beat) -> None:
-        self._observer.beat(beat)
+        super().begins(spec, headline)
 
     def trial_ends(self, trial: Trial) -> None:
-        self._observer.trial_ends(trial)
-        self._tracking.log(trial.number, {"samples_per_second": trial.rate_per_s, "score": trial.score})
+        super().trial_ends(trial)
+        self.tracking.log(trial.number, {"samples_per_second": trial.rate_per_s, "score": trial.score})
         text = f"{trial.result.status}: {settings(trial.config)}"
-        self._tracking.tell(trial.number, f"trial/{trial.number:05d}", text)
-
-    def heat_ends(self, heat: StudyHeat) -> None:
-        self._observer.heat_ends(heat)
-
-    def clock(self, spent_s: float, budget_s: float) -> None:
-        self._observer.clock(spent_s, budget_s)
-
-    def ends(self) -> None:
-        self._observer.ends()
+        self.tracking.tell(trial.number, f"trial/{trial.number:05d}", text)
 
     def concludes(self, outcome: Outcome) -> None:
         """Report the outcome of the finished search."""
         best, step = outcome.best, sum(outcome.trials.values())
         rates = {"best_samples_per_second": best.samples_per_second, "speedup": best.speedup}
-        self._tracking.log(step, {**rates, "baseline_samples_per_second": outcome.baseline.samples_per_second})
-        self._tracking.tell(step, "outcome", f"{outcome.found}: {settings(best.config)}; {outcome.stopped}")
-
-    def end(self, *, failed: bool) -> None:
-        """End the run in the trackers."""
-        self._tracking.end(failed=failed)
+        self.tracking.log(step, {**rates, "baseline_samples_per_second": outcome.baseline.samples_per_second})
+        self.tracking.tell(step, "outcome", f"{outcome.found}: {settings(best.config)}; {outcome.stopped}")
 
     def _run(self) -> TrackedRun:
         spec = self._spec
@@ -194,22 +165,6 @@ class TrackedSearch(Observer):
             parameters={**parameters, "sampler": spec.sampler, "seed": spec.seed},
             folder=StudyFiles(self._studies / spec.name).folder,
         )
-
-
-@contextlib.contextmanager
-def tracked_search(observer: Observer, names: Sequence[str], studies: Path) -> Iterator[TrackedSearch]:
-    """Yield an observer that reports a search to trackers; their run ends with the block.
-
-    Raises:
-        UnknownNameError, UsageError: see `autotune.base.tracking.check`.
-    """
-    tracked = TrackedSearch(observer, check(names), studies)
-    try:
-        yield tracked
-    except BaseException:
-        tracked.end(failed=True)
-        raise
-    tracked.end(failed=False)
 
 
 # ``autotune search --dry-run``: shows the first trials of a search and its expected duration, without running it.
@@ -257,20 +212,10 @@ def _search_print(spec: StudySpec, found: DryRun) -> None:
         say(f"Then what {spec.sampler} proposes.")
         return
     say("Then what won in earlier studies beside it; then, if each comes out as in most trainings:")
-    table = FittingTable(
-        Column("", no_wrap=True),
-        Column("changed from the baseline", overflow="fold"),
-        Column("expected", no_wrap=True),
-        Column("takes", no_wrap=True),
-        box=None,
-        pad_edge=False,
-    )
-    baseline = found.space.baseline
+    table = plain_table("", "changed from the baseline", "expected", "takes", wrap=("changed from the baseline",))
     for number, proposal in enumerate(found.first, 1):
-        changed = " ".join(f"{n}={spell(v)}" for n, v in proposal.config.items() if baseline.get(n) != v)
-        table.add_row(
-            str(number), changed, f"{proposal.predicted.rate_per_s:.2f}×", f"{proposal.predicted.seconds:.0f} s"
-        )
+        changed, predicted = _changed(proposal.config, found.space.baseline), proposal.predicted
+        table.add_row(str(number), changed, f"{predicted.rate_per_s:.2f}×", f"{predicted.seconds:.0f} s")
     print_rich(table)
 
 
@@ -294,7 +239,8 @@ def search(
     else:
         with stop_signals() as stop:
             env = environment(stop)
-            with tracked_search(env.observer, track or (), typed["studies_dir"]) as observer:
+            observer = TrackedSearch(env.observer, check(track or ()), typed["studies_dir"])
+            with observer.tracking:
                 result = search_study(spec, typed["studies_dir"], replace(env, observer=observer))
                 observer.concludes(result.outcome)
         end_search(result, as_json=as_json)

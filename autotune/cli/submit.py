@@ -4,29 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.table import Column
 from rich.text import Text
 
-from autotune.base.errors import AutotuneError, DaemonUnreachableError, UsageError
+from autotune.base.errors import AutotuneError, UsageError
 from autotune.base.layout import DaemonFiles, find_daemon
-from autotune.base.records import SCHEMA_VERSION, JobRequest, JobRow
+from autotune.base.records import SCHEMA_VERSION, JobRequest
 from autotune.cli.daemon import StateDir, client
-from autotune.cli.job_request import (
-    request_of,
-    typed_words,
-    unchecked_workloads,
-)
-from autotune.cli.matrix import Plan, cells_of, matrix_named, planned
+from autotune.cli.job_request import request_of, typed_words, unchecked_workloads
+from autotune.cli.jobs import rows_of
+from autotune.cli.matrix import Asked, Plan, cells_of, matrix_named, planned
 from autotune.cli.options import Json
-from autotune.cli.output import print_json, print_rich
+from autotune.cli.output import plain_table, print_json, print_rich
 from autotune.cluster.slurm_commands import require_sbatch
 from autotune.cluster.slurm_queue import SlurmQueue
 from autotune.daemon.rpc.client import Client
 from autotune.profile.in_force import Store, look_here
-from autotune.report.document import FittingTable
 from autotune.space.formatting import count, model_name
 
 # ``autotune submit FILE.yaml``: each cell becomes a job in the queue that its target names, unless it was one before.
@@ -35,31 +30,14 @@ from autotune.space.formatting import count, model_name
 _AT_ONCE = 20
 
 
-def submit_file(
-    path: Path,
-    root: Any,
-    to: str,
-    given: Sequence[str],
-    *,
-    state_dir: Path | None,
-    again: bool,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
+def _submit_cells(cells: Sequence[Asked], files: DaemonFiles, *, again: bool, dry_run: bool, as_json: bool) -> None:
     """Submit the searches of a file, and print what has become of each.
 
-    Args:
-        root: the context of `autotune` itself.
-        to, given: queue and options that apply unless the file overrides them.
-
     Raises:
-        UsageError: the file is malformed; nothing is submitted.
         AutotuneError: a queue refuses, or does not answer. Jobs submitted before that stay, and the same command
             submits the rest.
     """
-    _, cells = cells_of(path, root, to=to, given=given)
-    files = find_daemon(state_dir)
-    jobs = _jobs(files, must_answer=not dry_run and any(cell.to == "daemon" for cell in cells))
+    jobs = rows_of(files, must_answer=not dry_run and any(cell.to == "daemon" for cell in cells))
     # Slurm has been queried by now, so that the profiles of its ended jobs are in force.
     plans = planned(cells, jobs, Store(files.profiles).all(), look_here(), again=again)
     names: dict[str, str] = {}
@@ -79,20 +57,6 @@ def submit_file(
             fault.advice = f"{submitted} {fault.advice or ''}".rstrip()
         raise fault
     _print(plans, names, dry_run=dry_run)
-
-
-def _jobs(files: DaemonFiles, *, must_answer: bool) -> list[JobRow]:
-    """Return the jobs of both queues. If there is no daemon, its jobs are left out, unless it ``must_answer``."""
-    jobs: list[JobRow] = []
-    try:
-        jobs += Client(files).rows()
-    except DaemonUnreachableError:
-        if must_answer:
-            raise
-    listing = SlurmQueue(files).look()
-    for trouble in listing.troubles:
-        typer.echo(f"autotune: {trouble}", err=True)
-    return [*jobs, *(job.row for job in listing.jobs)]
 
 
 def _submit(files: DaemonFiles, plans: Sequence[Plan], names: dict[str, str]) -> None:
@@ -132,12 +96,7 @@ def _as_json(plan: Plan, job: str | None) -> Mapping[str, object]:
 
 
 def _print(plans: Sequence[Plan], names: Mapping[str, str], *, dry_run: bool) -> None:
-    columns = [
-        *(Column(title, no_wrap=True) for title in ("model", "batch", "target")),
-        Column("with", overflow="fold"),
-    ]
-    last = [Column("job", no_wrap=True), Column("why", overflow="fold")]
-    table = FittingTable(*columns, *last, box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = plain_table("model", "batch", "target", "with", "job", "why", wrap=("with", "why"))
     for plan in plans:
         cell = plan.asked.cell
         job = "-" if plan.study is None else f"to {plan.asked.to}" if dry_run else names[plan.study]
@@ -215,16 +174,8 @@ def command(
     file = matrix_named(ctx.args, ctx.parent)
     if file is not None:
         typed_options = [*typed_words(ctx), *(word for word in ctx.args if word != file)]
-        submit_file(
-            Path(file),
-            ctx.parent,
-            to,
-            typed_options,
-            state_dir=state_dir,
-            again=again,
-            dry_run=dry_run,
-            as_json=as_json,
-        )
+        _, cells = cells_of(Path(file), ctx.parent, to=to, given=typed_options)
+        _submit_cells(cells, find_daemon(state_dir), again=again, dry_run=dry_run, as_json=as_json)
         return
     if dry_run:
         raise UsageError("--dry-run submits nothing", advice="`autotune search --dry-run` says what would be tried.")

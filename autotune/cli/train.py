@@ -7,7 +7,7 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,7 +38,7 @@ from autotune.workload.data import sets as data_sets
 
 if TYPE_CHECKING:
     from autotune.training.short_training import TrainingRate
-    from autotune.training.whole_training import EpochRow, TrainingProgress, TrainingWatcher, WholeTraining
+    from autotune.training.whole_training import EpochRow, TrainingProgress, WholeTraining
 
 # ``autotune train --epochs``: what it prints during training, and at the end.
 
@@ -47,48 +47,101 @@ LINES_S = 30.0
 _WIDTH = 100
 
 
-class Lines:
-    """Prints a training's progress on stderr: one line that is rewritten, or an occasional line that stays.
+class TrainingReports:
+    """Prints a training's progress on stderr (one line that is rewritten, or an occasional line that stays), and
+    reports it to experiment trackers.
 
     Args:
         promised_per_s: the rate that the profile promises; ``None`` if it does not apply to this training.
         live: stderr is a terminal.
+        profile: the profile trained with. folder: the checkpoints' folder.
+
+    Attributes:
+        tracking: the run in the trackers, which the caller ends.
+        silent: reports nothing, because another rank does.
     """
 
-    def __init__(self, promised_per_s: float | None, *, live: bool) -> None:
+    def __init__(
+        self,
+        promised_per_s: float | None,
+        trackers: Sequence[type[Tracker]],
+        profile: Profile,
+        folder: Path,
+        *,
+        live: bool,
+    ) -> None:
+        self.tracking = Tracking(trackers, self._run, self.says)
+        self.silent = False
         self._promised_per_s = promised_per_s
+        self._profile = profile
+        self._folder = folder
         self._live = live
         self._written = False
         self._due_s = 0.0
+        self._mark, self._steps = "", 0
 
     def says(self, sentence: str) -> None:
         self._line(f"{sentence}.")
 
     def begins(self, mark: str, steps: int) -> None:
-        """Do nothing: `says` reports where the training resumes."""
+        self._mark, self._steps = mark, steps
 
     def progress(self, progress: TrainingProgress) -> None:
         now = time.monotonic()
         if self._live:
-            typer.echo(f"{self._text(progress):<{_WIDTH}}\r", err=True, nl=False)
-            self._written = True
+            self._rewrite(self._text(progress))
         elif now >= self._due_s:
             self._due_s = now + LINES_S
             self._line(self._text(progress))
+        self._log(
+            progress.steps,
+            {
+                "loss": progress.loss,
+                "learning_rate": progress.learning_rate,
+                "samples_per_second": progress.samples_per_s,
+            },
+        )
 
     def evaluates(self, epoch: int) -> None:
         if self._live:
-            typer.echo(f"{f'epoch {epoch}: evaluating':<{_WIDTH}}\r", err=True, nl=False)
-            self._written = True
+            self._rewrite(f"epoch {epoch}: evaluating")
 
     def epoch_ends(self, row: EpochRow) -> None:
         self._line(epoch_line(row))
+        of_epoch = {"loss": row.loss, "samples_per_second": row.samples_per_s, "energy_j": row.energy_j}
+        metrics = {f"epoch/{name}": value for name, value in of_epoch.items()}
+        self._log(row.steps, {"epoch": row.epoch, **metrics, **row.metrics})
+
+    def _log(self, step: int, values: Mapping[str, float | None]) -> None:
+        if not self.silent:
+            self.tracking.log(step, values)
+
+    def _run(self) -> TrackedRun:
+        profile = self._profile
+        origin: dict[str, str | float] = {
+            "promised_samples_per_second": profile.gives.samples_per_second,
+            "study": profile.provenance.study,
+        }
+        return TrackedRun(
+            project=profile.workload.name,
+            name=f"train-{profile.workload.name}",
+            key=self._mark,
+            parameters={**profile.configuration, **origin, "seed": profile.conditions.seed},
+            folder=self._folder,
+            from_step=self._steps,
+        )
 
     def _line(self, text: str) -> None:
         if self._written:
-            typer.echo(f"{'':<{_WIDTH}}\r", err=True, nl=False)
+            self._rewrite("")
             self._written = False
-        typer.echo(text, err=True)
+        if not self.silent:
+            typer.echo(text, err=True)
+
+    def _rewrite(self, text: str) -> None:
+        if not self.silent:
+            typer.echo(f"{text:<{_WIDTH}}\r", err=True, nl=False)
+            self._written = True
 
     def _text(self, now: TrainingProgress) -> str:
         step = f"step {now.step}" if now.epoch_steps is None else f"step {now.step} of {now.epoch_steps}"
@@ -112,106 +165,6 @@ def epoch_line(row: EpochRow) -> str:
     return ", ".join(parts)
 
 
-class Tracked:
-    """Reports a training to experiment trackers.
-
-    Args:
-        profile: the profile trained with. folder: the checkpoints' folder. say: called with what fails.
-    """
-
-    def __init__(
-        self, trackers: Sequence[type[Tracker]], profile: Profile, folder: Path, say: Callable[[str], None]
-    ) -> None:
-        self._profile = profile
-        self._folder = folder
-        self._mark, self._steps = "", 0
-        self._tracking = Tracking(trackers, self._run, say)
-
-    def says(self, sentence: str) -> None:
-        """Do nothing: the sentence is for the user."""
-
-    def begins(self, mark: str, steps: int) -> None:
-        self._mark, self._steps = mark, steps
-
-    def progress(self, progress: TrainingProgress) -> None:
-        self._tracking.log(
-            progress.steps,
-            {
-                "loss": progress.loss,
-                "learning_rate": progress.learning_rate,
-                "samples_per_second": progress.samples_per_s,
-            },
-        )
-
-    def evaluates(self, epoch: int) -> None:
-        """Do nothing: the metrics come with the end of the epoch."""
-
-    def epoch_ends(self, row: EpochRow) -> None:
-        of_epoch = {"loss": row.loss, "samples_per_second": row.samples_per_s, "energy_j": row.energy_j}
-        metrics = {f"epoch/{name}": value for name, value in of_epoch.items()}
-        self._tracking.log(row.steps, {"epoch": row.epoch, **metrics, **row.metrics})
-
-    def end(self, *, failed: bool) -> None:
-        """End the run in the trackers."""
-        self._tracking.end(failed=failed)
-
-    def _run(self) -> TrackedRun:
-        profile = self._profile
-        origin: dict[str, str | float] = {
-            "promised_samples_per_second": profile.gives.samples_per_second,
-            "study": profile.provenance.study,
-        }
-        return TrackedRun(
-            project=profile.workload.name,
-            name=f"train-{profile.workload.name}",
-            key=self._mark,
-            parameters={**profile.configuration, **origin, "seed": profile.conditions.seed},
-            folder=self._folder,
-            from_step=self._steps,
-        )
-
-
-class All:
-    """Forwards events to several watchers, in order."""
-
-    def __init__(self, watchers: Sequence[TrainingWatcher]) -> None:
-        self._watchers = watchers
-
-    def says(self, sentence: str) -> None:
-        for watcher in self._watchers:
-            watcher.says(sentence)
-
-    def begins(self, mark: str, steps: int) -> None:
-        for watcher in self._watchers:
-            watcher.begins(mark, steps)
-
-    def progress(self, progress: TrainingProgress) -> None:
-        for watcher in self._watchers:
-            watcher.progress(progress)
-
-    def evaluates(self, epoch: int) -> None:
-        for watcher in self._watchers:
-            watcher.evaluates(epoch)
-
-    def epoch_ends(self, row: EpochRow) -> None:
-        for watcher in self._watchers:
-            watcher.epoch_ends(row)
-
-
-@contextlib.contextmanager
-def tracked(
-    trackers: Sequence[type[Tracker]], profile: Profile, folder: Path, say: Callable[[str], None]
-) -> Iterator[Tracked]:
-    """Yield a watcher that reports a training to trackers; their run ends with the block."""
-    watcher = Tracked(trackers, profile, folder, say)
-    try:
-        yield watcher
-    except BaseException:
-        watcher.end(failed=True)
-        raise
-    watcher.end(failed=False)
-
-
 def energy_counter(cards: Sequence[str]) -> Callable[[], float | None]:
     """Return a counter of joules: of the cards with these UUIDs or, if there are none, of the processor."""
     counters = [CardWatch(uuid).energy_j for uuid in cards] or [Rapl().energy_j]
@@ -223,12 +176,7 @@ def energy_counter(cards: Sequence[str]) -> Callable[[], float | None]:
     return energy_j
 
 
-def default_folder(profile: Path) -> Path:
-    """Return the default folder for the checkpoints of a training with this profile."""
-    return profile.with_name(f"{profile.stem}-checkpoints")
-
-
-def print_whole(done: WholeTraining, name: str, profile: Profile, *, comparable: bool, as_json: bool) -> None:
+def _print_whole(done: WholeTraining, name: str, profile: Profile, *, comparable: bool, as_json: bool) -> None:
     """Print a finished training.
 
     Args:
@@ -373,38 +321,30 @@ def train(
         # A training must not resume with other files than it began with.
         data_ref = data_ref.model_copy(update={"identity": data_sets.tree(Path(data_ref.path)).identity})
     promised = read_profile.gives.samples_per_second if same else None
-    folder = (checkpoints or default_folder(profile)).expanduser().absolute()
-    lines, mark = Lines(promised, live=sys.stderr.isatty()), uuid.uuid4().hex
-    store = Checkpoints(folder, lines.says)
+    folder = (checkpoints or profile.with_name(f"{profile.stem}-checkpoints")).expanduser().absolute()
+    reports = TrainingReports(promised, trackers, read_profile, folder, live=sys.stderr.isatty())
+    mark, store = uuid.uuid4().hex, Checkpoints(folder, reports.says)
     with stop_signals() as stop, store.held():
         newest = store.newest()
 
         def whole() -> WholeTraining:
             first = own_rank().number == 0
-            with (
-                tracked(trackers if first else [], read_profile, folder, lines.says) as trackings,
-                _workloads_own_errors(ref.name),
-            ):
-                around = TrainingSurroundings(
-                    All([lines, trackings] if first else []),
-                    mark,
-                    stop,
-                    energy_counter(cards) if first else lambda: None,
-                )
-                applied = Applied(read_profile)
+            reports.silent = not first
+            with reports.tracking, _workloads_own_errors(ref.name):
+                energy_j = energy_counter(cards) if first else lambda: None
                 return train_epochs(
-                    applied,
+                    Applied(read_profile),
                     ref,
                     data_ref,
                     epochs=epochs,
                     checkpoints=store,
                     newest=newest,
                     every_s=every_s,
-                    around=around,
+                    around=TrainingSurroundings(reports, mark, stop, energy_j),
                 )
 
         done = in_each_rank(ranks, whole, each_ends=True, advice=AGAIN)
-    print_whole(done, ref.name, read_profile, comparable=same, as_json=as_json)
+    _print_whole(done, ref.name, read_profile, comparable=same, as_json=as_json)
 
 
 def _refuse_together(ctx: typer.Context, epochs: int | None) -> None:
@@ -461,41 +401,26 @@ def _say(steps: int, step: int, rate: float | None) -> None:
 
 def _print_short(reached: TrainingRate, name: str, profile: Profile, *, same: bool, as_json: bool) -> None:
     incomparable = reached.unsettled if same else "what was trained is not what was measured"
+    promised, (low, high), rate = profile.gives.samples_per_second, profile.gives.ci95, reached.samples_per_s
+    ratio = None if incomparable is not None or rate is None else rate / promised
     if as_json:
-        _print_json(name, reached, profile, incomparable)
-    else:
-        _print(reached, profile, incomparable)
-
-
-def _ratio(reached: TrainingRate, profile: Profile, incomparable: str | None) -> float | None:
-    """Return the rate reached over the rate promised; ``None`` if they cannot be compared."""
-    if incomparable is not None or reached.samples_per_s is None:
-        return None
-    return reached.samples_per_s / profile.gives.samples_per_second
-
-
-def _print_json(name: str, reached: TrainingRate, profile: Profile, incomparable: str | None) -> None:
-    print_json(
-        {
-            "schema_version": SCHEMA_VERSION,
-            "model": name,
-            "steps": reached.steps,
-            "counted_steps": reached.counted_steps,
-            "samples_per_second": reached.samples_per_s,
-            "ci95": reached.ci95_per_s and list(reached.ci95_per_s),
-            "promised_samples_per_second": profile.gives.samples_per_second,
-            "promised_ci95": list(profile.gives.ci95),
-            "ratio": _ratio(reached, profile, incomparable),
-            "incomparable": incomparable,
-            "first_step_s": reached.first_step_s,
-            "last_loss": reached.last_loss,
-        }
-    )
-
-
-def _print(reached: TrainingRate, profile: Profile, incomparable: str | None) -> None:
-    promised, (low, high) = profile.gives.samples_per_second, profile.gives.ci95
-    rate, ratio = reached.samples_per_s, _ratio(reached, profile, incomparable)
+        print_json(
+            {
+                "schema_version": SCHEMA_VERSION,
+                "model": name,
+                "steps": reached.steps,
+                "counted_steps": reached.counted_steps,
+                "samples_per_second": rate,
+                "ci95": reached.ci95_per_s and list(reached.ci95_per_s),
+                "promised_samples_per_second": promised,
+                "promised_ci95": [low, high],
+                "ratio": ratio,
+                "incomparable": incomparable,
+                "first_step_s": reached.first_step_s,
+                "last_loss": reached.last_loss,
+            }
+        )
+        return
     if rate is None or reached.ci95_per_s is None:
         typer.echo(f"reached   not known after {reached.steps} steps")
     else:

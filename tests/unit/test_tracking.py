@@ -101,7 +101,7 @@ def test_a_search_is_one_run_with_a_step_for_each_trial(kept: Callable[..., type
     watched.trial_ends(make_trial(3, {"batch_size": 16, "precision": "bf16"}, 120.0))
     watched.ends()
     watched.concludes(outcome)
-    watched.end(failed=False)
+    watched.tracking.end(failed=False)
     (_, begun), *told, ended = kind.calls
     assert begun.key == spec.mark and begun.folder == tmp_path / "net-1" and begun.parameters["seed"] == 0
     assert told[0][:2] == ("log", 3) and told[0][2]["samples_per_second"] == 120.0

@@ -11,6 +11,7 @@ import importlib.util
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Self
 
 from autotune.base.errors import UnknownNameError, UsageError
 from autotune.base.tracking.tracker import TrackedRun, Tracker
@@ -59,7 +60,7 @@ class Tracking:
     """One run in several trackers, started in all of them when the first thing is logged.
 
     A tracker that raises receives nothing more, and the user is told in one sentence. What trackers print goes to
-    stderr.
+    stderr. As a context manager it ends the run, as failed if the block raises.
 
     Args:
         say: called with that sentence.
@@ -72,6 +73,12 @@ class Tracking:
         self._run = run
         self._say = say
         self._open: list[Tracker] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.end(failed=kind is not None)
 
     def log(self, step: int, values: Mapping[str, float | None]) -> None:
         """Tell figures at a step; ``None`` is left out."""

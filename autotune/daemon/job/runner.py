@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 import resource
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 import psutil
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from autotune.base.clock import Clock, timestamp
 from autotune.base.errors import INTERRUPTED, AutotuneError, MachineError, UsageError
@@ -25,7 +26,6 @@ from autotune.base.layout import STATE_DIR, JobFiles, QueueFiles
 from autotune.base.observer import Observer
 from autotune.base.records import (
     ATTEMPTS,
-    Beat,
     Cancelled,
     Child,
     Config,
@@ -36,12 +36,9 @@ from autotune.base.records import (
     JobRequest,
     Paused,
     Queued,
+    Record,
     Running,
     Status,
-    StudyHeat,
-    StudySpec,
-    Trial,
-    Value,
 )
 from autotune.daemon.claims import Children, Claims
 from autotune.launcher.watch import JOB_MARK, is_alive, kill_marked
@@ -386,7 +383,6 @@ def failure_reason(code: int, end: End | None) -> str:
 
 #: Minimum interval between frequent events of the same kind.
 EVERY_S = 1.0
-_CONFIG: TypeAdapter[dict[str, Value]] = TypeAdapter(dict[str, Value])
 
 
 class EventLog(Observer):
@@ -399,54 +395,29 @@ class EventLog(Observer):
         # Line-buffered, so that readers see each event at once.
         self._stream = path.open("w", buffering=1)
 
-    def begins(self, spec: StudySpec, headline: str) -> None:
-        self._write("begins", [spec.model_dump(mode="json"), headline])
-
-    def says(self, sentence: str) -> None:
-        self._write("says", [sentence])
-
-    def data_progress(self, done: int, total: int) -> None:
-        if done == total or self._due("data_progress"):
-            self._write("data_progress", [done, total])
-
-    def launch_begins(self, title: str, config: Config) -> None:
-        self._write("launch_begins", [title, dict(config)])
-
-    def heat_begins(self, title: str, entrants: Sequence[Config]) -> None:
-        self._write("heat_begins", [title, [dict(config) for config in entrants]])
-
-    def beat(self, beat: Beat) -> None:
-        if self._due(f"beat {beat.phase}"):
-            self._write("beat", [beat.model_dump(mode="json")])
-
-    def trial_ends(self, trial: Trial) -> None:
-        self._write("trial_ends", [trial.model_dump(mode="json")])
-
-    def heat_ends(self, heat: StudyHeat) -> None:
-        self._write("heat_ends", [heat.model_dump(mode="json")])
-
-    def clock(self, spent_s: float, budget_s: float) -> None:
-        if self._due("clock"):
-            self._write("clock", [spent_s, budget_s])
-
-    def ends(self) -> None:
-        self._write("ends", [])
+    def event(self, name: str, *values: Any) -> None:
+        if self._is_due(name, values):
+            # Writing to a closed stream raises ValueError.
+            with contextlib.suppress(OSError, ValueError):
+                self._stream.write(json.dumps({name: values}, default=_plain) + "\n")
 
     def close(self) -> None:
         """Close the file. Safe to call twice."""
         self._stream.close()
 
-    def _due(self, what: str) -> bool:
+    def _is_due(self, name: str, values: tuple[Any, ...]) -> bool:
+        if name not in ("data_progress", "beat", "clock") or (name == "data_progress" and values[0] == values[1]):
+            return True
+        what = f"beat {values[0].phase}" if name == "beat" else name
         now = self._clock.now()
         if now - self._written_s.get(what, -EVERY_S) < EVERY_S:
             return False
         self._written_s[what] = now
         return True
 
-    def _write(self, name: str, values: list[Any]) -> None:
-        # Writing to a closed stream raises ValueError.
-        with contextlib.suppress(OSError, ValueError):
-            self._stream.write(json.dumps({name: values}) + "\n")
+
+def _plain(value: Record | Config) -> dict[str, Any]:
+    return value.model_dump(mode="json") if isinstance(value, Record) else dict(value)
 
 
 def follow(path: Path, *, from_end: bool = False) -> Iterator[str | None]:
@@ -482,22 +453,17 @@ def follow(path: Path, *, from_end: bool = False) -> Iterator[str | None]:
 
 def tell(line: str, observer: Observer) -> None:
     """Report the event in a line to an observer. Unknown events are ignored, since the writer may be newer."""
-    with contextlib.suppress(ValueError, TypeError, LookupError, ValidationError, AttributeError):
+    with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError):
         ((name, values),) = json.loads(line).items()
-        if name == "begins":
-            observer.begins(StudySpec.model_validate(values[0]), values[1])
-        elif name == "launch_begins":
-            observer.launch_begins(values[0], _CONFIG.validate_python(values[1]))
-        elif name == "heat_begins":
-            observer.heat_begins(values[0], [_CONFIG.validate_python(config) for config in values[1]])
-        elif name == "beat":
-            observer.beat(Beat.model_validate(values[0]))
-        elif name == "trial_ends":
-            observer.trial_ends(Trial.model_validate(values[0]))
-        elif name == "heat_ends":
-            observer.heat_ends(StudyHeat.model_validate(values[0]))
-        elif name in ("says", "data_progress", "clock", "ends"):
-            getattr(observer, name)(*values)
+        types = zip(_types(name), values, strict=False)
+        getattr(observer, name)(*(kind.validate_python(value) for kind, value in types))
+
+
+@cache
+def _types(event: str) -> list[TypeAdapter[Any]]:
+    """Return the types of an event's values."""
+    parameters = inspect.signature(getattr(Observer, event), eval_str=True).parameters
+    return [TypeAdapter(one.annotation) for name, one in parameters.items() if name != "self"]
 
 
 def _is_replaced(path: Path, descriptor: int) -> bool:
