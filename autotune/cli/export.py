@@ -12,8 +12,8 @@ from autotune.base.files import read_regular
 from autotune.base.layout import DEFAULT_STUDIES, StudyFiles
 from autotune.base.parsing import pairs
 from autotune.cli import completion
-from autotune.cli.options import Map, StudiesDir
-from autotune.cli.output import print_bytes, print_rich, write_output
+from autotune.cli.options import Map, Output, StudiesDir
+from autotune.cli.output import print_rich, write_output
 from autotune.profile import MAX_BYTES
 from autotune.profile.export import FORMATS, Format
 from autotune.profile.export.own import OwnFormat
@@ -30,7 +30,7 @@ def export(
         str | None,
         typer.Argument(help="Name or folder of a study.", metavar="STUDY", autocompletion=completion.studies),
     ] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write; stdout if not given.")] = None,
+    output: Output = None,
     format_: Annotated[
         str | None,
         typer.Option(
@@ -64,11 +64,9 @@ def export(
     files = find_study(study, studies_dir)
     exported = chosen.export(profile_from(files, load_outcome(files), trial), pairs(map_ or [], "--map"))
     text = exported.text if exported.text.endswith("\n") else exported.text + "\n"
-    if output is None:
-        print_bytes(text)
-    else:
+    if output is not None:
         _check_replaceable(output, force=force)
-        write_output(output, text)
+    write_output(output, text)
     for note in exported.notes:
         typer.echo(note, err=True)
 

@@ -11,10 +11,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import typer
 
@@ -151,8 +150,6 @@ def allocation_of(ctx: Any, to: str, environment: Mapping[str, str]) -> Allocati
     return allocation(**{**options, "sbatch": options["sbatch"] or ()}, environment=environment)
 
 
-# The request of a job, by options or by a file.
-
 # The request of a job, from the words of a command line after ``autotune submit``.
 
 #: Environment variables that locate programs, libraries and data. They are passed on to the job; ``--env`` adds more.
@@ -163,26 +160,14 @@ _FORWARDED = re.compile(
 #: A century. Anything longer is a typing error.
 _MOST_HOURS = 100 * 366 * 24
 _MOST_BYTES = 2**60
+#: Options of a search that a submitted one cannot have, each with what is so of those, and what to do.
+_NOT_SUBMITTED = {
+    "on": ("runs where its job is started", "`autotune search --on` launches on a Ray cluster from here."),
+    "workers": ("runs alone", "`autotune search --workers` is for machines that work on one study."),
+    "devices": ("has one device", "leave it out, or search with `autotune search --devices`."),
+}
 #: Options that concern the call, not the job.
 CALL_OPTIONS = ("to", "dry_run", "again", "state_dir", "as_json")
-
-
-@dataclass(frozen=True)
-class When:
-    """The options of `submit` itself: when a job may run, and with which resources."""
-
-    priority: int
-    gpu: str
-    not_before: float | None
-    window: tuple[int, int] | None
-    max_s: float | None
-    after: int | None
-    on_reboot: Literal["resume", "pause"]
-    on_done: str | None
-    host_memory_bytes: int | None
-    cores: int | None
-    environment: dict[str, str]
-    keep_fresh: bool
 
 
 @contextlib.contextmanager
@@ -248,21 +233,9 @@ def request_of(ctx: Any, to: str, words: Sequence[str]) -> tuple[JobRequest, All
     if replay is not None and to == "slurm":
         raise UsageError("--replay needs no node", advice="`autotune search --replay` runs in virtual time, here.")
     spec = make_spec(search_params, search_params["words"] or ())
-    if spec.on is not None:
-        raise UsageError(
-            "--on is not for searches that are submitted, each of which runs where its job is started",
-            advice="`autotune search --on` launches on a Ray cluster from here.",
-        )
-    if spec.workers is not None:
-        raise UsageError(
-            "--workers is not for searches that are submitted, each of which runs alone",
-            advice="`autotune search --workers` is for machines that work on one study.",
-        )
-    if spec.devices is not None:
-        raise UsageError(
-            "--devices is not for searches that are submitted, each of which has one device",
-            advice="leave it out, or search with `autotune search --devices`.",
-        )
+    for name, (each, advice) in _NOT_SUBMITTED.items():
+        if getattr(spec, name) is not None:
+            raise UsageError(f"--{name} is not for searches that are submitted, each of which {each}", advice=advice)
     if spec.device.partition(":")[2].isdigit():
         raise UsageError(
             f"--device {spec.device} means another card where the job runs, perhaps",
@@ -270,8 +243,8 @@ def request_of(ctx: Any, to: str, words: Sequence[str]) -> tuple[JobRequest, All
             if to == "slurm"
             else "name it by UUID, --device cuda:GPU-…, or by model, --gpu h200; `autotune doctor` lists them.",
         )
-    if spec.device == "cpu" and when.gpu != "any":
-        raise UsageError(f"--device cpu and --gpu {when.gpu} contradict each other")
+    if spec.device == "cpu" and params["gpu"] != "any":
+        raise UsageError(f"--device cpu and --gpu {params['gpu']} contradict each other")
     check_study_name(spec.name)
     sources = {}
     if replay is None:
@@ -299,12 +272,13 @@ def request_of(ctx: Any, to: str, words: Sequence[str]) -> tuple[JobRequest, All
         folder=str(Path.cwd()),
         python=sys.executable,
         sources=sources,
-        **vars(when),
+        **when,
     )
     return request, slurm_allocation
 
 
-def _when(params: Mapping[str, Any], given: Mapping[str, str]) -> When:
+def _when(params: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of a request that the options of `submit` itself fill: when a job may run, and with what."""
     policy, target = params["on_reboot"], params["on_done"] or ""
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", target) and not target.startswith(("http://", "https://")):
         raise UsageError(f"--on-done {target!r} is neither a command nor an http(s) address")
@@ -315,20 +289,15 @@ def _when(params: Mapping[str, Any], given: Mapping[str, str]) -> When:
         raise UsageError(f"--host-memory {memory} is more than any machine has")
     if hours is not None and not 0 < hours <= _MOST_HOURS:
         raise UsageError(f"--max-hours must be above zero and at most {_MOST_HOURS:,}, not {hours:g}")
-    return When(
-        priority=params["priority"],
-        gpu=params["gpu"],
-        not_before=None if params["not_before"] is None else moment(params["not_before"], datetime.now().astimezone()),
-        window=None if params["window"] is None else window_of(params["window"]),
-        max_s=None if hours is None else 3600 * hours,
-        after=params["after"],
-        on_reboot=policy,
-        on_done=params["on_done"],
-        host_memory_bytes=None if memory is None else size_bytes(memory, "--host-memory"),
-        cores=params["cores"],
-        environment={**{n: v for n, v in os.environ.items() if _FORWARDED.fullmatch(n)}, **given},
-        keep_fresh=params["keep_fresh"],
-    )
+    not_before, window = params["not_before"], params["window"]
+    as_typed = ("priority", "gpu", "after", "on_reboot", "on_done", "cores", "keep_fresh")
+    return {name: params[name] for name in as_typed} | {
+        "not_before": None if not_before is None else moment(not_before, datetime.now().astimezone()),
+        "window": None if window is None else window_of(window),
+        "max_s": None if hours is None else 3600 * hours,
+        "host_memory_bytes": None if memory is None else size_bytes(memory, "--host-memory"),
+        "environment": {**{n: v for n, v in os.environ.items() if _FORWARDED.fullmatch(n)}, **given},
+    }
 
 
 def _given_variables(asked: Any) -> dict[str, str]:

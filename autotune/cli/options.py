@@ -348,6 +348,11 @@ Study = Annotated[
     ),
 ]
 StudiesDir = Annotated[Path, typer_option(option("studies_dir"))]
+ProfileFile = Annotated[Path, typer.Option("--profile", help="A profile.yaml.", metavar="FILE")]
+#: What a profile says of its training, which the command line may replace.
+ItsModel = Annotated[str, typer_option(option("model"), help_="The model; the profile's, if its code is unchanged.")]
+ItsData = Annotated[str, typer.Option("--data", help="A folder, generated, synthetic.  [default: as measured]")]
+Output = Annotated[Path | None, typer.Option("-o", "--output", help="File to write; stdout if not given.")]
 Args = Annotated[list[str] | None, typer_option(option("arg"))]
 ScriptFile = Annotated[Path | None, typer_option(option("script"))]
 Map = Annotated[list[str] | None, typer_option(option("map"))]
@@ -369,6 +374,19 @@ Command = Annotated[
     list[str] | None,
     typer.Argument(metavar="[-- COMMAND…]", help="A training script, as it stands: python train.py --epochs 90."),
 ]
+
+
+def length_of(epochs: int | None, samples: int | None) -> dict[str, Any]:
+    """Return the fields of a request that say how long the training is, if one is typed.
+
+    Raises:
+        UsageError: a value is invalid, or both are given.
+    """
+    if epochs is not None and samples is not None:
+        raise UsageError("--epochs and --samples both say how long the training is", advice="leave one of them out.")
+    if epochs is None and samples is None:
+        return {}
+    return {"epochs": option("epochs").value(epochs), "samples": option("samples").value(samples)}
 
 
 def study_of(study: str, studies_dir: Path) -> StudyFiles:

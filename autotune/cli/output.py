@@ -28,7 +28,7 @@ from autotune.base.records import SCHEMA_VERSION, StudySpec
 from autotune.launcher.remote import Workers
 from autotune.profile import Profile
 from autotune.profile.in_force import Store
-from autotune.report import best_table
+from autotune.report import best_table, to_html, to_markdown, to_text
 from autotune.report.document import FittingTable
 from autotune.report.formats import FILE_WIDTH
 from autotune.report.panel import observer_for
@@ -76,6 +76,11 @@ def _console(*, stderr: bool) -> Console:
     return Console(stderr=stderr, width=width, highlight=False, markup=False)
 
 
+#: Function that renders a document in each format as text, and the format of each ending.
+RENDERERS = {"terminal": to_text, "markdown": to_markdown, "html": to_html}
+ENDINGS = {".md": "markdown", ".markdown": "markdown", ".txt": "terminal", ".html": "html", ".htm": "html"}
+
+
 def format_of(typed: str | None, output: Path | None, endings: Mapping[str, str], default: str) -> str:
     """Return the format of a command's output: the one typed, or else the one that belongs to the file's ending.
 
@@ -107,13 +112,16 @@ def print_bytes(text: str) -> None:
     typer.echo(text.encode("utf-8", "backslashreplace"), nl=False)
 
 
-def write_output(output: Path, text: str) -> None:
-    """Write a command's output to a file, and name the file on stderr.
+def write_output(output: Path | None, text: str) -> None:
+    """Write a command's output to a file, and name the file on stderr; print it if there is none.
 
     Raises:
         UsageError: the file's folder does not exist.
         MachineError: the file cannot be written.
     """
+    if output is None:
+        print_bytes(text)
+        return
     if not output.parent.is_dir():
         raise UsageError(f"there is no folder {str(output.parent)!r} to write {output.name} into")
     if output.is_symlink() or (output.exists() and not output.is_file() and not output.is_dir()):

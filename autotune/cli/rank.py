@@ -12,9 +12,9 @@ import typer
 from autotune.base.errors import UsageError
 from autotune.base.layout import DEFAULT_STUDIES
 from autotune.base.records import FIGURES, SCHEMA_VERSION, Figure
-from autotune.cli.options import Json, StudiesDir, Study, study_of, typer_option
-from autotune.cli.output import format_of, print_bytes, print_json, print_rich, write_output
-from autotune.report import to_html, to_markdown, to_terminal, to_text
+from autotune.cli.options import Json, StudiesDir, Study, length_of, study_of, typer_option
+from autotune.cli.output import ENDINGS, RENDERERS, format_of, print_json, print_rich, write_output
+from autotune.report import to_terminal
 from autotune.report.document import Column, Commands, Document, Grid, Kind, Paragraph, Part, Picture, Section
 from autotune.report.drawing import Axis, Chart, Panel, Series
 from autotune.search import NEWEST, load_outcome
@@ -158,10 +158,6 @@ def _title(figure: Figure) -> str:
 
 # ``autotune rank``: rank the configurations of a study again, without launching anything.
 
-#: Function that renders each format as text. ENDINGS: format by file extension.
-RENDERERS = {"terminal": to_text, "markdown": to_markdown, "html": to_html}
-ENDINGS = {".md": "markdown", ".txt": "terminal", ".html": "html", ".htm": "html"}
-
 
 def command(
     study: Study = NEWEST,
@@ -193,16 +189,12 @@ def command(
 ) -> None:
     """Rank the configurations of a study by another objective, from what was measured. Launches nothing."""
     files = study_of(study, studies_dir)
-    if epochs is not None and samples is not None:
-        raise UsageError("--epochs and --samples both say how long the training is", advice="leave one of them out.")
     stated = {
         "objective": option("objective").value(objective) if objective else None,
         "price_per_hour": option("price_per_hour").value(price_per_hour),
         "require": tuple(require) if require else None,
     }
-    stated = {name: value for name, value in stated.items() if value is not None}
-    if epochs is not None or samples is not None:
-        stated |= {"epochs": epochs, "samples": samples}
+    stated = {name: value for name, value in stated.items() if value is not None} | length_of(epochs, samples)
     spec = read_request(files).model_copy(update=stated)
     if objective and len(spec.objectives) > 1:
         raise UsageError("a ranking is by one objective", advice="--pareto FIGURE,FIGURE shows a front of several.")
@@ -218,12 +210,10 @@ def command(
     exports = files.profile.exists()
     page = ranking_page(ranking, rows, figures, required, study_argument(files), exports=exports)
     chosen = format_of(format_, output, ENDINGS, "terminal" if output is None else "markdown")
-    if output is not None:
-        write_output(output, RENDERERS[chosen](page))
-    elif chosen == "terminal":
+    if output is None and chosen == "terminal":
         print_rich(to_terminal(page))
     else:
-        print_bytes(RENDERERS[chosen](page))
+        write_output(output, RENDERERS[chosen](page))
 
 
 def _as_json(study: str, ranking: Ranking, rows: list[Ranked]) -> dict[str, Any]:

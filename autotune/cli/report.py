@@ -5,42 +5,23 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from autotune.base.errors import UsageError
 from autotune.base.layout import DEFAULT_STUDIES
-from autotune.cli.options import Json, StudiesDir, Study, study_of, typer_option
-from autotune.cli.output import format_of, print_bytes, print_rich, text_width, write_output
-from autotune.report import (
-    Material,
-    read_material,
-    report_on,
-    short_report_on,
-    to_html,
-    to_json,
-    to_markdown,
-    to_terminal,
-    to_text,
-)
+from autotune.cli.options import Json, Output, StudiesDir, Study, length_of, study_of, typer_option
+from autotune.cli.output import ENDINGS, RENDERERS, format_of, print_rich, text_width, write_output
+from autotune.report import Material, read_material, report_on, short_report_on, to_json, to_terminal
 from autotune.search import NEWEST, load_outcome
 from autotune.search.study_folders import study_argument
 from autotune.study.request import option
 
-#: Function that renders each format as text. The format for a pull request is the short report as Markdown.
-_RENDERERS = {"terminal": to_text, "markdown": to_markdown, "pr": to_markdown, "html": to_html}
-#: Format by file extension.
-_ENDINGS = {
-    **{".md": "markdown", ".markdown": "markdown", ".txt": "terminal", ".html": "html", ".htm": "html"},
-    ".json": "json",
-}
-_EPOCHS, _SAMPLES, _PRICE = (option(name) for name in ("epochs", "samples", "price_per_hour"))
-
 
 def command(
     study: Study = NEWEST,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write; stdout if not given.")] = None,
+    output: Output = None,
     format_: Annotated[
         str | None,
         typer.Option(
@@ -53,11 +34,11 @@ def command(
         bool, typer.Option("--full", help="On the terminal: everything, as files have it, not only the answer.")
     ] = False,
     epochs: Annotated[
-        int | None, typer_option(_EPOCHS, help_="Epochs of the training, instead of those of the search.")
+        int | None, typer_option(option("epochs"), help_="Epochs of the training, instead of those of the search.")
     ] = None,
-    samples: Annotated[int | None, typer_option(_SAMPLES, help_="Or samples that it reads in all.")] = None,
+    samples: Annotated[int | None, typer_option(option("samples"), help_="Or samples that it reads in all.")] = None,
     price_per_hour: Annotated[
-        str | None, typer_option(_PRICE, help_="What the machine costs, in whatever currency.")
+        str | None, typer_option(option("price_per_hour"), help_="What the machine costs, in whatever currency.")
     ] = None,
     studies_dir: StudiesDir = DEFAULT_STUDIES,
     as_json: Json = False,
@@ -67,23 +48,21 @@ def command(
         raise UsageError(f"--json and --format {format_} ask for two formats", advice="leave one of them out.")
     if full and format_ == "pr":
         raise UsageError("--full and --format pr contradict each other", advice="--format markdown is the full one.")
-    default = "terminal" if output is None else "markdown"
-    chosen = "pr" if format_ == "pr" else format_of("json" if as_json else format_, output, _ENDINGS, default)
+    default, endings = "terminal" if output is None else "markdown", {**ENDINGS, ".json": "json"}
+    chosen = "pr" if format_ == "pr" else format_of("json" if as_json else format_, output, endings, default)
     files = study_of(study, studies_dir)
     study_material = read_material(files, load_outcome(files), typed=study_argument(files), folder=Path.cwd())
     material = _asked_about(study_material, epochs, samples, price_per_hour)
     if output is None and chosen == "terminal":
         print_rich(to_terminal(report_on(material) if full else short_report_on(material, width=text_width())))
         return
+    # The format for a pull request is the short report as Markdown.
     document = short_report_on(material, lines=None) if chosen == "pr" else report_on(material)
     if chosen == "json":
         text = f"{json.dumps(to_json(material, document), allow_nan=False)}\n"
     else:
-        text = _RENDERERS[chosen](document)
-    if output is not None:
-        write_output(output, text)
-    else:
-        print_bytes(text)
+        text = RENDERERS["markdown" if chosen == "pr" else chosen](document)
+    write_output(output, text)
 
 
 def _asked_about(material: Material, epochs: int | None, samples: int | None, price: str | None) -> Material:
@@ -92,11 +71,7 @@ def _asked_about(material: Material, epochs: int | None, samples: int | None, pr
     Raises:
         UsageError: a value is invalid, or both lengths are given.
     """
-    if epochs is not None and samples is not None:
-        raise UsageError("--epochs and --samples both say how long the training is", advice="leave one of them out.")
-    update: dict[str, Any] = {}
-    if epochs is not None or samples is not None:
-        update = {"epochs": _EPOCHS.value(epochs), "samples": _SAMPLES.value(samples)}
+    update = length_of(epochs, samples)
     if price is not None:
-        update["price_per_hour"] = _PRICE.value(price)
+        update["price_per_hour"] = option("price_per_hour").value(price)
     return replace(material, spec=material.spec.model_copy(update=update))

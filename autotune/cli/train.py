@@ -20,7 +20,7 @@ from autotune.base.parsing import duration_s
 from autotune.base.ranks import RANK_VARIABLES, own_rank
 from autotune.base.records import SCHEMA_VERSION, DataRef
 from autotune.base.tracking import TrackedRun, Tracker, Tracking
-from autotune.cli.options import Args, Json, Track, typer_option, was_typed
+from autotune.cli.options import Args, ItsData, ItsModel, Json, ProfileFile, Track, was_typed
 from autotune.cli.output import print_json, stop_signals
 from autotune.launcher.rank_processes import in_each_rank, without_threads
 from autotune.machine.cpu_load import Rapl
@@ -244,12 +244,10 @@ AGAIN = "the same command goes on from the newest checkpoint, if one was written
 
 def train(
     ctx: typer.Context,
-    profile: Annotated[Path, typer.Option("--profile", help="A profile.yaml.", metavar="FILE")],
-    model: Annotated[
-        str, typer_option(option("model"), help_="The model; the profile's, if its code is unchanged.")
-    ] = "",
+    profile: ProfileFile,
+    model: ItsModel = "",
     arg: Args = None,
-    data: Annotated[str, typer.Option("--data", help="A folder, generated, synthetic.  [default: as measured]")] = "",
+    data: ItsData = "",
     steps: Annotated[int, typer.Option("--steps", help="Train at least so many, until the rate settles.", min=3)] = 50,
     epochs: Annotated[
         int | None,

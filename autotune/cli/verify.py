@@ -11,7 +11,19 @@ import typer
 
 from autotune.base.errors import NoVerdictError
 from autotune.base.records import SCHEMA_VERSION, CommandRef
-from autotune.cli.options import AllowBusy, Args, Command, Json, Map, ScriptFile, typer_option, with_script
+from autotune.cli.options import (
+    AllowBusy,
+    Args,
+    Command,
+    ItsData,
+    ItsModel,
+    Json,
+    Map,
+    ProfileFile,
+    ScriptFile,
+    typer_option,
+    with_script,
+)
 from autotune.cli.output import environment, print_json, stop_signals
 from autotune.profile import Profile, read, warnings_for
 from autotune.search.recheck import AT_LEAST, Recheck, recheck, request_for
@@ -24,12 +36,10 @@ BROKEN = 1
 
 
 def command(
-    profile: Annotated[Path, typer.Option("--profile", help="A profile.yaml.", metavar="FILE")],
-    model: Annotated[
-        str, typer_option(option("model"), help_="The model; the profile's, if its code is unchanged.")
-    ] = "",
+    profile: ProfileFile,
+    model: ItsModel = "",
     arg: Args = None,
-    data: Annotated[str, typer.Option("--data", help="A folder, generated, synthetic.  [default: as measured]")] = "",
+    data: ItsData = "",
     script: ScriptFile = None,
     flags: Map = None,
     output_flag: Annotated[str | None, typer_option(option("output_flag"))] = None,
