@@ -81,9 +81,9 @@ def run(
     state_dir: StateDir = None,
 ) -> None:
     """Be the daemon, in the foreground: for systemd, or for looking on."""
+    from autotune.daemon.devices import Settings
+    from autotune.daemon.page import TOKEN, require_token
     from autotune.daemon.service import run as serve
-    from autotune.daemon.settings import Settings
-    from autotune.daemon.web.process import TOKEN, require_token
 
     if web is not None:
         require_token(web, os.environ.get(TOKEN))
@@ -216,8 +216,8 @@ def install(
     state_dir: StateDir = None,
 ) -> None:
     """Write a systemd user unit. Takes everything that `autotune daemon run` takes."""
+    from autotune.daemon.page import TOKEN, require_token
     from autotune.daemon.service import unit
-    from autotune.daemon.web.process import TOKEN, require_token
 
     parsed = ctx.parent.command.commands["run"].make_context("run", list(ctx.args), parent=ctx.parent)  # type: ignore[union-attr]
     web, metrics = parsed.params["web"], parsed.params["metrics_file"]

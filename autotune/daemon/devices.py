@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import Protocol
 
 from autotune.base.clock import Clock, SystemClock, timestamp
@@ -20,7 +21,6 @@ from autotune.base.records import Failed, Job, JobState, Queued, Running, Status
 from autotune.daemon.claims import Claims, Unclaimed
 from autotune.daemon.job.runner import Runner, changed_source
 from autotune.daemon.queue import Queue
-from autotune.daemon.settings import Settings
 from autotune.machine.cpu_load import CpuWatch
 from autotune.machine.gpu import Gpu, NvmlUnavailable, visible
 
@@ -36,6 +36,30 @@ SETTLE_S = 20.0
 _MIB = 2**20
 #: Inode of the initial pid namespace (PROC_PID_INIT_INO in the kernel). The driver reports pids of this namespace.
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The daemon's settings, fixed when it starts: thresholds, timeouts and output locations.
+
+    Attributes:
+        quiet_s: seconds a device must have been idle before a job is started on it.
+        utilization_percent, memory_bytes: a GPU above either limit is not idle. Memory the driver reserves on an idle
+            GPU counts too.
+        busy_cores: cores that other processes may use while the CPU still counts as idle; ``None`` means a tenth of the
+            cores allowed.
+        grace_s: seconds between SIGTERM and SIGKILL when a job is stopped.
+        metrics: file for metrics in the Prometheus text format, read by node_exporter's textfile collector.
+        web: ``HOST:PORT`` of the web page; ``None`` disables it.
+    """
+
+    quiet_s: float = 60.0
+    utilization_percent: int = 5
+    memory_bytes: int = 2**30
+    busy_cores: float | None = None
+    grace_s: float = 5.0
+    metrics: Path | None = None
+    web: str | None = None
 
 
 @dataclass(frozen=True)
@@ -316,7 +340,6 @@ def _in_host_pid_namespace() -> bool:
 
 # Picks the next job, starts it, and explains why a queued job does not start.
 
-
 log = logging.getLogger(__name__)
 
 #: Delay before a failed job is retried. It doubles with each further failure, up to the maximum.
@@ -334,6 +357,7 @@ class Transition(Protocol):
     def __call__(self, job: Job, to: Status, states: tuple[JobState, ...] | None = None, **changes: object) -> Job: ...
 
 
+@dataclass
 class Dispatcher:
     """Selects queued jobs and starts them.
 
@@ -343,36 +367,23 @@ class Dispatcher:
         end: moves a job to another state.
     """
 
-    def __init__(
-        self,
-        queue: Queue,
-        runner: Runner,
-        board: Board,
-        clock: Clock,
-        wall_s: Callable[[], float],
-        boot_id: str,
-        jitter: Callable[[], float],
-        *,
-        update_devices: Callable[[], None],
-        end: Transition,
-    ) -> None:
-        self.queue = queue
-        self.board = board
-        self._runner = runner
-        self._clock = clock
-        self._wall_s = wall_s
-        self._boot_id = boot_id
-        self._jitter = jitter
-        self._update_devices = update_devices
-        self._end = end
-        #: Time before which a job is not started again, by job id.
-        self._backoff_until: dict[int, float] = {}
-        #: How often in a row a job's process could not be started, which says nothing about its runs.
-        self._deferred: Counter[int] = Counter()
-        #: Jobs that fit no device: id, quiet devices, and devices free for ``--allow-busy``.
-        self._unfit: set[tuple[int, tuple[str, ...], tuple[str, ...]]] = set()
-        #: The devices that existed when ``_unfit`` was filled.
-        self._unfit_among: set[str] = set()
+    queue: Queue
+    runner: Runner
+    board: Board
+    clock: Clock
+    wall_s: Callable[[], float]
+    boot_id: str
+    jitter: Callable[[], float]
+    update_devices: Callable[[], None]
+    end: Transition
+    #: Time before which a job is not started again, by job id.
+    _backoff_until: dict[int, float] = field(default_factory=dict)
+    #: How often in a row a job's process could not be started, which says nothing about its runs.
+    _deferred: Counter[int] = field(default_factory=Counter)
+    #: Jobs that fit no device: id, quiet devices, and devices free for ``--allow-busy``.
+    _unfit: set[tuple[int, tuple[str, ...], tuple[str, ...]]] = field(default_factory=set)
+    #: The devices that existed when ``_unfit`` was filled.
+    _unfit_among: set[str] = field(default_factory=set)
 
     def next(self, taken: Mapping[str, Job], tried: Collection[str] = ()) -> tuple[Job, str] | None:
         """Return the next job that can run now, and its device.
@@ -381,7 +392,7 @@ class Dispatcher:
             taken: the running jobs, by device.
             tried: devices that are left out.
         """
-        now = self._clock.now()
+        now = self.clock.now()
         if self._unfit_among != set(self.board.states):
             self._unfit, self._unfit_among = set(), set(self.board.states)
         quiet, free = (
@@ -390,7 +401,7 @@ class Dispatcher:
         )
         if not free:
             return None
-        for number in self.queue.startable(self._wall_s(), self.minute(), only_allow_busy=not quiet):
+        for number in self.queue.startable(self.wall_s(), self.minute(), only_allow_busy=not quiet):
             if self._backoff_until.get(number, 0.0) > now or (number, quiet, free) in self._unfit:
                 continue
             job = self.queue.job(number)
@@ -415,7 +426,7 @@ class Dispatcher:
             return False
         if changed is not None:
             why = f"{changed} is not as it was when the job was submitted"
-            self._end(job, Failed(ended=timestamp(), exit_code=UsageError.exit_code, why=why))
+            self.end(job, Failed(ended=timestamp(), exit_code=UsageError.exit_code, why=why))
             return False
         try:
             self.board.claims.take(device)
@@ -433,16 +444,16 @@ class Dispatcher:
     def _start(self, job: Job, device: str) -> bool:
         """Record that a job runs on a device, and start its process; return whether it runs."""
         mark = uuid.uuid4().hex
-        status = Running(since=timestamp(), device=device, boot_id=self._boot_id, mark=mark)
+        status = Running(since=timestamp(), device=device, boot_id=self.boot_id, mark=mark)
         claimed = self.queue.move(job.id, JobState.QUEUED, status, placed=job.placed or device, runs=job.runs + 1)
         # Another process may have appeared on the device while the claim was written.
-        self._update_devices()
+        self.update_devices()
         trouble = self.board.trouble(device, allow_busy=job.request.spec.allow_busy)
         if trouble is not None:
             self.queue.move(job.id, JobState.RUNNING, Queued(why=trouble), placed=job.placed, runs=job.runs)
             return False
         try:
-            child = self._runner.start(claimed, device, mark)
+            child = self.runner.start(claimed, device, mark)
         except (OSError, ValueError) as error:
             self._release(claimed, job, error)
             return False
@@ -457,7 +468,7 @@ class Dispatcher:
         """Release a claim whose process could not be started. A lack of machine resources is not the job's fault."""
         why = f"its process cannot be started: {getattr(error, 'strerror', None) or error}"
         if isinstance(error, ValueError):
-            self._end(claimed, Failed(ended=timestamp(), exit_code=UsageError.exit_code, why=why))
+            self.end(claimed, Failed(ended=timestamp(), exit_code=UsageError.exit_code, why=why))
             return
         released = self.queue.move(
             claimed.id, JobState.RUNNING, Queued(why=why), placed=before.placed, runs=before.runs
@@ -471,10 +482,10 @@ class Dispatcher:
         self._deferred[job.id] += 1
         if self._deferred[job.id] >= MAX_FAULTS:
             del self._deferred[job.id]
-            self._end(job, Failed(ended=timestamp(), exit_code=MachineError.exit_code, why=why))
+            self.end(job, Failed(ended=timestamp(), exit_code=MachineError.exit_code, why=why))
             return
         self.back_off(job.id, self._deferred[job.id])
-        self._end(job, Queued(why=why))
+        self.end(job, Queued(why=why))
 
     def back_off(self, number: int, faults: int) -> None:
         """Delay the next start of a failed job, exponentially in the number of faults.
@@ -483,11 +494,11 @@ class Dispatcher:
         otherwise meet again.
         """
         wait_s = min(BACKOFF_S * 2 ** (faults - 1), MAX_BACKOFF_S)
-        self.delay(number, wait_s * (1 + self._jitter()))
+        self.delay(number, wait_s * (1 + self.jitter()))
 
     def delay(self, number: int, seconds: float) -> None:
         """Keep a job from starting for some seconds, even if a device is free."""
-        self._backoff_until[number] = self._clock.now() + seconds
+        self._backoff_until[number] = self.clock.now() + seconds
 
     def clear_backoff(self, number: int) -> None:
         """Let a job start at once, because a user resumed or retried it."""
@@ -501,13 +512,13 @@ class Dispatcher:
             taken: the running jobs, by device.
         """
         request = job.request
-        if request.not_before is not None and request.not_before > self._wall_s():
+        if request.not_before is not None and request.not_before > self.wall_s():
             return "the time before which it is not to run has not come"
         if request.window is not None and not within(request.window, self.minute()):
             return "the time of day in which it may run has not come"
         if request.after is not None and self.queue.job(request.after).state is not JobState.DONE:
             return f"job {request.after} is not done"
-        left_s = self._backoff_until.get(job.id, 0.0) - self._clock.now()
+        left_s = self._backoff_until.get(job.id, 0.0) - self.clock.now()
         if left_s > 0:
             return f"it is tried again in {left_s:.0f} s"
         if not self.board.states:
@@ -525,7 +536,7 @@ class Dispatcher:
 
     def minute(self) -> int:
         """Return the current minute of the day, local time."""
-        local = datetime.fromtimestamp(self._wall_s())
+        local = datetime.fromtimestamp(self.wall_s())
         return 60 * local.hour + local.minute
 
 

@@ -6,18 +6,17 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from autotune.base.clock import Clock, timestamp
 from autotune.base.errors import MachineError, UsageError
 from autotune.base.files import has_room
 from autotune.base.records import Cancelled, Done, Failed, Job, JobState, Paused, Queued, Running, Status
-from autotune.daemon.devices import CPU, Board, Dispatcher, within
+from autotune.daemon.devices import CPU, Board, Dispatcher, Settings, within
 from autotune.daemon.job.runner import Ended, Runner, next_state
 from autotune.daemon.notices import Notices
 from autotune.daemon.queue import Queue
-from autotune.daemon.settings import Settings
 
 # The runs that this daemon has started: how long they have run, and how they are stopped.
 
@@ -45,6 +44,7 @@ class _Run:
     then: Queued | Paused | Failed | Cancelled | None = None
 
 
+@dataclass
 class Runs:
     """The runs of one daemon, by the number of their job.
 
@@ -52,22 +52,13 @@ class Runs:
         minute: returns the minute of the day, local time.
     """
 
-    def __init__(
-        self,
-        queue: Queue,
-        runner: Runner,
-        board: Board,
-        settings: Settings,
-        clock: Clock,
-        minute: Callable[[], int],
-    ) -> None:
-        self._queue = queue
-        self._runner = runner
-        self._board = board
-        self._settings = settings
-        self._clock = clock
-        self._minute = minute
-        self._runs: dict[int, _Run] = {}
+    queue: Queue
+    runner: Runner
+    board: Board
+    settings: Settings
+    clock: Clock
+    minute: Callable[[], int]
+    _runs: dict[int, _Run] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self._runs)
@@ -77,7 +68,7 @@ class Runs:
 
     def begun(self, number: int) -> None:
         """Record a run that has just started."""
-        self._runs[number] = _Run(saved=self._clock.now())
+        self._runs[number] = _Run(saved=self.clock.now())
 
     def ended(self, number: int) -> None:
         """Forget a run whose end is recorded."""
@@ -86,7 +77,7 @@ class Runs:
     def unsaved_s(self, number: int) -> float:
         """Return the seconds that a run has taken since its job's record was last written."""
         run = self._runs.get(number)
-        return self._clock.now() - run.saved if run else 0.0
+        return self.clock.now() - run.saved if run else 0.0
 
     def stop_all(self, *, now: bool) -> None:
         """Tell every run to stop.
@@ -96,12 +87,12 @@ class Runs:
         """
         for number, run in self._runs.items():
             if run.stop_since is None:
-                run.stop_since = self._clock.now()
+                run.stop_since = self.clock.now()
             if now:
-                run.stop_since -= self._settings.grace_s
-            elif self._runner.knows(number) and not run.terminated:
+                run.stop_since -= self.settings.grace_s
+            elif self.runner.knows(number) and not run.terminated:
                 run.terminated = True
-                self._runner.terminate(number)
+                self.runner.terminate(number)
 
     def check(self, job: Job) -> None:
         """Stop a job's run if it must stop, and record its running time from time to time.
@@ -109,7 +100,7 @@ class Runs:
         Raises:
             MachineError: the queue cannot be written; the run is stopped nevertheless.
         """
-        run, status, now = self._runs[job.id], job.status, self._clock.now()
+        run, status, now = self._runs[job.id], job.status, self.clock.now()
         assert isinstance(status, Running)
         run.then = status.then or run.then or self._reason_to_stop(job, status, job.spent_s + now - run.saved)
         if run.then is not None and run.stop_since is None:
@@ -129,13 +120,13 @@ class Runs:
             return
         if not run.terminated:
             run.terminated = True
-            self._runner.terminate(number)
-        if self._clock.now() - run.stop_since >= self._settings.grace_s:
-            self._runner.kill(mark)
+            self.runner.terminate(number)
+        if self.clock.now() - run.stop_since >= self.settings.grace_s:
+            self.runner.kill(mark)
 
     def _reason_to_stop(self, job: Job, status: Running, spent_s: float) -> Queued | Failed | None:
         """Return the next state of a running job that must stop; ``None`` if it may continue."""
-        state = self._board.states.get(status.device)
+        state = self.board.states.get(status.device)
         if state is not None and state.foreign and not job.request.spec.allow_busy:
             pids = ", ".join(map(str, sorted(state.foreign)))
             return Queued(why=f"process {pids} came to its card")
@@ -143,13 +134,13 @@ class Runs:
         if limit_s is not None and spent_s >= limit_s:
             why = f"it ran for the {limit_s / 3600:.3g} h that it may run"
             return Failed(ended=timestamp(), exit_code=None, why=why)
-        if job.request.window is not None and not within(job.request.window, self._minute()):
+        if job.request.window is not None and not within(job.request.window, self.minute()):
             return Queued(why="the time of day in which it may run is over")
         return None
 
     def _save(self, job: Job, run: _Run, status: Running) -> None:
-        now = self._clock.now()
-        self._queue.move(job.id, JobState.RUNNING, status, spent_s=job.spent_s + now - run.saved)
+        now = self.clock.now()
+        self.queue.move(job.id, JobState.RUNNING, status, spent_s=job.spent_s + now - run.saved)
         run.saved = now
 
 
@@ -206,7 +197,7 @@ class Scheduler:
         self._boot_id = boot_id
         self._jitter = jitter
         self._dispatcher = Dispatcher(
-            queue, runner, board, clock, wall_s, boot_id, jitter, update_devices=self._update_devices, end=self._end
+            queue, runner, board, clock, wall_s, boot_id, jitter, self._update_devices, self._end
         )
         self._runs = Runs(queue, runner, board, settings, clock, self._dispatcher.minute)
         self._devices_read_at: float | None = None

@@ -1,4 +1,4 @@
-"""The daemon as a whole: settings, metrics, systemd, and the upkeep of profiles."""
+"""The daemon as a whole: its process, systemd, and the upkeep of profiles."""
 
 from __future__ import annotations
 
@@ -25,14 +25,13 @@ from autotune.base.files import exclusive_lock, write_atomic
 from autotune.base.layout import DaemonFiles, lock_folder
 from autotune.base.records import Done, Job, JobRequest
 from autotune.daemon.claims import Children, Claims
-from autotune.daemon.devices import Board, GpuQuery, RealDevices
+from autotune.daemon.devices import Board, GpuQuery, RealDevices, Settings
 from autotune.daemon.job.runner import ProcessRunner, boot_id, has_systemd, systemd_scope
 from autotune.daemon.notices import Notices
+from autotune.daemon.page import Page
 from autotune.daemon.queue import Opened, Queue, open_queue
 from autotune.daemon.rpc.server import Handlers, Server
 from autotune.daemon.scheduler import Scheduler
-from autotune.daemon.settings import Settings
-from autotune.daemon.web.process import Page
 from autotune.machine import nvml
 from autotune.machine.gpu import gpus
 
@@ -145,8 +144,6 @@ def rematch(job: Job, slot: str, baseline: dict[str, str], rows: list[list[str]]
     changes = {"spec": spec, "refreshes": slot, "after": None, "not_before": None, "sources": {}}
     return job.request.model_copy(update=changes)
 
-
-# The daemon as a whole: settings, metrics, systemd.
 
 # The service notification protocol of systemd (sd_notify(3)), and the daemon's unit file.
 
@@ -276,7 +273,7 @@ class _Daemon:
         )
         self._handlers = Handlers(self._queue, self._scheduler, self._clock, notes)
         self._upkeep = Upkeep(self._queue, files.profiles, lambda r: self._handlers.submit(r)[0], self._clock, children)
-        self._server = Server(files.socket, self._handlers.handle, self._clock)
+        self._server = Server(files.socket, self._handlers.handle)
         self._page = Page(files, settings.web, self._clock, children)
         self._handlers.page = self._page.status
         self._metrics_at = 0.0

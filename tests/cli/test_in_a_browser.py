@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from autotune.base.records import Done, Job
-from autotune.daemon.web.server import Progress, one_job
+from autotune.daemon.web import Progress, one_job
 from autotune.report.formats import to_html
 from tests.support import make_job_request, make_trial
 

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.daemon.devices import CPU, UNCOUNTED, Board, RealDevices
-from autotune.daemon.settings import Settings
+from autotune.daemon.devices import CPU, UNCOUNTED, Board, RealDevices, Settings
 from autotune.machine.gpu import Gpu, NvmlUnavailable
 from tests.support import FakeClock, make_job_request
 

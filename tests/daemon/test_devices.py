@@ -2,8 +2,7 @@
 
 import pytest
 
-from autotune.daemon.devices import RealDevices
-from autotune.daemon.settings import Settings
+from autotune.daemon.devices import RealDevices, Settings
 from autotune.machine.gpu import Gpu
 
 IDLE = Gpu(

@@ -11,11 +11,10 @@ import pytest
 from autotune.base.errors import MachineError, UsageError
 from autotune.base.layout import QueueFiles
 from autotune.base.records import Done, End, Failed, Job, JobState, Paused, Queued, Running
-from autotune.daemon.devices import BACKOFF_S, CPU, Board, Reading
+from autotune.daemon.devices import BACKOFF_S, CPU, Board, Reading, Settings
 from autotune.daemon.notices import Notices
 from autotune.daemon.queue import Queue, open_queue
 from autotune.daemon.scheduler import RETRY_S, Scheduler
-from autotune.daemon.settings import Settings
 from autotune.workload.catalog import source_hash
 from tests.support import FakeClock, ScriptedDevices, ScriptedRunner, make_job_request, make_study_spec
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import errno
 import itertools
 import json
 import logging
 import os
-import selectors
 import socket
 import stat
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,6 @@ from autotune.base.errors import AutotuneError, MachineError, UsageError
 from autotune.base.layout import StudyFiles
 from autotune.base.records import ENDED, SCHEMA_VERSION, Job, JobRequest, JobState
 from autotune.base.version import __version__
-from autotune.daemon.metrics import Metrics, exposition
 from autotune.daemon.queue import Queue
 from autotune.daemon.rpc.client import (
     CALL_BYTES,
@@ -41,10 +38,7 @@ from autotune.daemon.rpc.client import (
 from autotune.daemon.scheduler import Scheduler
 from autotune.study.budget import Reservation, refuse_reserved, release, reservation_of, reserve
 
-# The server of the daemon's unix socket: one thread with non-blocking connections.
-#
-# A connection sends one line and receives one line, each within a deadline. When there are too many connections, the
-# server closes the one whose deadline is nearest.
+# The server of the daemon's unix socket.
 
 
 log = logging.getLogger(__name__)
@@ -53,77 +47,67 @@ log = logging.getLogger(__name__)
 LIMIT_S = 5.0
 CONNECTIONS = 64
 _BACKLOG = 512
-_OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 _CHUNK = 2**16
 
 
-@dataclass
-class _Connection:
-    socket: socket.socket
-    deadline: float
-    received: bytes = b""
-    reply: memoryview | None = None
-
-
 class Server:
-    """Accepts connections and replies to calls.
+    """Accepts connections and replies to calls, in the thread that calls `serve`.
+
+    A connection sends one line and receives one line, each within a deadline. When there are too many connections, the
+    one whose deadline is nearest is closed.
 
     Args:
         path: path of the socket. Its folder gets mode 0700. The lock on the daemon's state must be held.
-        handle: returns the reply to a line. It runs in the thread that calls `serve`. An exception becomes an error
-            reply.
+        handle: returns the reply to a line. An exception becomes an error reply.
+
+    Attributes:
+        refused: number of refused connections, for the metrics.
 
     Raises:
         MachineError: the folder or the socket cannot be created, or the path is in use.
     """
 
-    def __init__(self, path: Path, handle: Callable[[bytes], Reply | RawReply], clock: Clock) -> None:
-        self._path = path
-        self._handle = handle
-        self._clock = clock
-        self._selector = selectors.DefaultSelector()
-        self._wakers: set[int] = set()
-        self._inode = 0
-        self._connections: dict[int, _Connection] = {}
-        #: Number of refused connections, for the metrics.
+    def __init__(self, path: Path, handle: Callable[[bytes], Reply | RawReply]) -> None:
+        self.path = path
         self.refused = 0
-        self._listener = self._listen()
+        self._handle = handle
+        self._loop = asyncio.new_event_loop()
+        # For want of descriptors or memory, for example: asyncio accepts again a second later.
+        self._loop.set_exception_handler(lambda _, context: log.warning("the socket: %s", context["message"]))
+        #: A call was handled, or (`_woken`) a descriptor of `wake_on` became readable.
+        self._event = asyncio.Event()
+        self._woken = False
+        #: The tasks of the open connections, the nearest deadline first.
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._server, self._inode = self._listen(path)
 
     def wake_on(self, fileno: int) -> None:
         """Make `serve` return when this descriptor becomes readable. Its data is discarded."""
-        self._selector.register(fileno, selectors.EVENT_READ)
-        self._wakers.add(fileno)
+
+        def wake() -> None:
+            with contextlib.suppress(BlockingIOError):
+                os.read(fileno, _CHUNK)
+            self._woken = True
+            self._event.set()
+
+        self._loop.add_reader(fileno, wake)
 
     def serve(self, for_s: float) -> bool:
-        """Wait up to ``for_s`` seconds for events and handle them. Returns after the first batch of events.
+        """Reply to calls for up to ``for_s`` seconds, but only until one was handled.
 
         Returns:
             Whether a descriptor of `wake_on` became readable.
         """
-        woken = False
-        for key, events in self._selector.select(for_s):
-            if key.fd == self._listener.fileno():
-                self._accept()
-            elif key.fd in self._wakers:
-                woken = True
-                with contextlib.suppress(BlockingIOError):
-                    os.read(key.fd, _CHUNK)
-            elif key.fd not in self._connections:
-                # An earlier event of this batch has closed it to make room for another connection.
-                continue
-            elif events & selectors.EVENT_READ:
-                self._receive(self._connections[key.fd])
-            else:
-                self._send(self._connections[key.fd])
-        now = self._clock.now()
-        for connection in [c for c in self._connections.values() if c.deadline < now]:
-            self._refuse(connection, "too slow")
+        with contextlib.suppress(TimeoutError):
+            self._loop.run_until_complete(asyncio.wait_for(self._event.wait(), for_s))
+        woken, self._woken = self._woken, False
+        self._event.clear()
         return woken
 
     def is_in_place(self) -> bool:
         """Return whether the path is still this socket. A cleaner of temporary files may have removed it."""
         try:
-            return os.stat(self._path).st_ino == int(self._inode)
+            return os.stat(self.path).st_ino == self._inode
         except OSError:
             return False
 
@@ -133,126 +117,93 @@ class Server:
         Raises:
             MachineError: the socket cannot be created. The old one stays open.
         """
-        before, listener, inode = self._path, self._listener, self._inode
-        self._path = path
-        try:
-            self._listener = self._listen()
-        except MachineError:
-            self._path, self._inode = before, inode
-            raise
-        self._selector.unregister(listener)
-        listener.close()
-
-    @property
-    def path(self) -> Path:
-        """Path of the socket."""
-        return self._path
+        before = self._server
+        self._server, self._inode = self._listen(path)
+        self.path = path
+        before.close()
 
     def close(self) -> None:
         """Close all connections and remove the socket."""
-        for connection in list(self._connections.values()):
-            self._drop(connection)
         if self.is_in_place():
-            self._path.unlink(missing_ok=True)
-        self._listener.close()
-        self._selector.close()
+            self.path.unlink(missing_ok=True)
+        self._server.close()
+        self._loop.run_until_complete(self._end_all())
+        self._loop.close()
 
-    def _listen(self) -> socket.socket:
-        folder = self._path.parent
+    async def _end_all(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks)
+
+    def _listen(self, path: Path) -> tuple[asyncio.AbstractServer, int]:
+        """Return what listens at a path, and the inode of its socket."""
+        folder = path.parent
         try:
             folder.mkdir(parents=True, exist_ok=True)
             os.chmod(folder, 0o700)
-            self._remove_stale_socket()
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
-            with short_name(self._path) as name:
+            _remove_stale_socket(path)
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+            with short_name(path) as name:
                 listener.bind(name)
-            os.chmod(self._path, 0o600)
-            self._inode = os.stat(self._path).st_ino
-            listener.listen(_BACKLOG)
+            os.chmod(path, 0o600)
+            inode = os.stat(path).st_ino
+            starting = asyncio.start_unix_server(self._serve_one, sock=listener, backlog=_BACKLOG, limit=CALL_BYTES)
+            return self._loop.run_until_complete(starting), inode
         except OSError as error:
             raise MachineError(
-                f"cannot listen at {self._path}: {error.strerror or error}",
+                f"cannot listen at {path}: {error.strerror or error}",
                 advice="the folder must be this user's own.",
             ) from error
-        self._selector.register(listener, selectors.EVENT_READ)
-        return listener
 
-    def _remove_stale_socket(self) -> None:
-        """Remove the socket of a process that no longer listens.
-
-        Raises:
-            MachineError: the path is not a socket of this user, or another process listens on it.
-        """
+    async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Reply to the call of a connection, and close it."""
+        task = asyncio.current_task()
+        assert task is not None
         try:
-            status = os.lstat(self._path)
-        except FileNotFoundError:
-            return
-        if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.geteuid():
-            raise MachineError(
-                f"{self._path} is there, and is no socket of this user's", advice="move it out of the way."
-            )
-        probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        try:
-            with short_name(self._path) as name:
-                probe.connect(name)
-        except ConnectionRefusedError:
-            self._path.unlink()
-            return
-        except BlockingIOError:
+            user = _user_of(writer.get_extra_info("socket"))
+            if user not in (os.geteuid(), 0):
+                log.warning("a process of user %d was refused", user)
+                self.refused += 1
+                return
+            if len(self._tasks) >= CONNECTIONS:
+                nearest = next(iter(self._tasks))
+                del self._tasks[nearest]
+                nearest.cancel()
+            self._tasks[task] = None
+            async with asyncio.timeout(LIMIT_S):
+                reply = await self._reply_to(reader)
+            if reply is None:
+                return
+            del self._tasks[task]
+            self._tasks[task] = None
+            # Without a buffer that may stay filled, `drain` waits until everything is sent.
+            writer.transport.set_write_buffer_limits(0)
+            async with asyncio.timeout(LIMIT_S):
+                writer.write(reply.line())
+                await writer.drain()
+        except (TimeoutError, asyncio.CancelledError):
+            self.refused += 1
+        except OSError:
+            # The client has left.
             pass
         finally:
-            probe.close()
-        raise MachineError(
-            f"another program listens at {self._path}", advice="end it; no other daemon uses this state folder."
-        )
+            self._tasks.pop(task, None)
+            writer.transport.abort()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                accepted, _ = self._listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                # Out of descriptors or memory: the connection whose deadline is nearest makes room.
-                if error.errno in _OUT_OF_RESOURCES and self._connections:
-                    self._refuse(min(self._connections.values(), key=lambda c: c.deadline), "no room for another one")
-                return
-            accepted.setblocking(False)
-            if _user_of(accepted) not in (os.geteuid(), 0):
-                log.warning("a process of user %d was refused", _user_of(accepted))
-                self.refused += 1
-                accepted.close()
-                continue
-            if len(self._connections) >= CONNECTIONS:
-                self._refuse(min(self._connections.values(), key=lambda c: c.deadline), "too many connections")
-            connection = _Connection(accepted, self._clock.now() + LIMIT_S)
-            self._connections[accepted.fileno()] = connection
-            self._selector.register(accepted, selectors.EVENT_READ)
-            # A call that has already arrived is handled before the next connection is accepted.
-            self._receive(connection)
-
-    def _receive(self, connection: _Connection) -> None:
+    async def _reply_to(self, reader: asyncio.StreamReader) -> Reply | RawReply | None:
+        """Return the reply to the line that a connection sends; ``None`` if it ends before."""
         try:
-            chunk = connection.socket.recv(_CHUNK)
-        except BlockingIOError:
-            return
-        except OSError:
-            self._drop(connection)
-            return
-        connection.received += chunk
-        line, end, _ = connection.received.partition(b"\n")
-        if end:
-            self._reply(connection, self._result(line))
-        elif len(connection.received) > CALL_BYTES:
+            line = await reader.readline()
+        except ValueError:
             self.refused += 1
             error = UsageError(f"a call has {CALL_BYTES} bytes at the most", advice="submit fewer jobs at once.")
-            self._reply(connection, Reply(error=error_info(error)))
-        elif not chunk:
-            self._drop(connection)
-
-    def _result(self, line: bytes) -> Reply | RawReply:
+            return Reply(error=error_info(error))
+        if not line.endswith(b"\n"):
+            return None
+        self._event.set()
         try:
-            return self._handle(line)
+            return self._handle(line[:-1])
         except AutotuneError as error:
             return Reply(error=error_info(error))
         except Exception as error:
@@ -260,35 +211,35 @@ class Server:
             fault = AutotuneError(f"a fault of autotune's own: {type(error).__name__}: {error}")
             return Reply(error=error_info(fault))
 
-    def _reply(self, connection: _Connection, reply: Reply | RawReply) -> None:
-        connection.reply = memoryview(reply.line())
-        connection.deadline = self._clock.now() + LIMIT_S
-        self._selector.modify(connection.socket, selectors.EVENT_WRITE)
-        self._send(connection)
 
-    def _send(self, connection: _Connection) -> None:
-        assert connection.reply is not None
-        try:
-            sent = connection.socket.send(connection.reply)
-        except BlockingIOError:
-            return
-        except OSError:
-            self._drop(connection)
-            return
-        connection.reply = connection.reply[sent:]
-        if not connection.reply:
-            self._drop(connection)
+def _remove_stale_socket(path: Path) -> None:
+    """Remove the socket of a process that no longer listens.
 
-    def _refuse(self, connection: _Connection, why: str) -> None:
-        self.refused += 1
-        log.debug("a connection was closed: %s", why)
-        self._drop(connection)
-
-    def _drop(self, connection: _Connection) -> None:
-        fileno = connection.socket.fileno()
-        if self._connections.pop(fileno, None) is not None:
-            self._selector.unregister(connection.socket)
-            connection.socket.close()
+    Raises:
+        MachineError: the path is not a socket of this user, or another process listens on it.
+    """
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.geteuid():
+        raise MachineError(
+            f"{path} is there, and is no socket of this user's", advice="move it out of the way."
+        )
+    probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        with short_name(path) as name:
+            probe.connect(name)
+    except ConnectionRefusedError:
+        path.unlink()
+        return
+    except BlockingIOError:
+        pass
+    finally:
+        probe.close()
+    raise MachineError(
+        f"another program listens at {path}", advice="end it; no other daemon uses this state folder."
+    )
 
 
 def _user_of(connection: socket.socket) -> int:
@@ -331,18 +282,7 @@ class Handlers:
 
     def metrics(self) -> str:
         """Return the metrics in the Prometheus text format."""
-        return exposition(
-            Metrics(
-                jobs=self._queue.counts(),
-                devices=dict(self._scheduler.board.states),
-                taken={name: job.id for name, job in self._scheduler.taken().items()},
-                reads=self._scheduler.board.reads,
-                uptime_s=self._clock.now() - self._began,
-                trouble=self._scheduler.trouble,
-                refused=self.refused,
-                ended=dict(self._scheduler.ended_runs),
-            )
-        )
+        return exposition(self._scheduler, self._clock.now() - self._began, self.refused)
 
     def _result(self, call: Any) -> dict[str, Any] | RawReply:
         if isinstance(call, ListJobs):
@@ -485,3 +425,51 @@ class Handlers:
 
 def _names(request: JobRequest) -> Iterator[str]:
     return (f"{request.label}-{number}" for number in itertools.count(1))
+
+
+# The daemon's metrics in the Prometheus text format (exposition format 0.0.4).
+
+
+def exposition(scheduler: Scheduler, uptime_s: float, refused: int) -> str:
+    """Return the daemon's metrics as text.
+
+    Args:
+        refused: connections refused since the daemon started.
+    """
+    lines: list[str] = []
+    devices, taken = scheduler.board.states, scheduler.taken()
+
+    def family(name: str, kind: str, meaning: str, samples: list[tuple[dict[str, str], float]]) -> None:
+        lines.extend((f"# HELP autotune_{name} {meaning}", f"# TYPE autotune_{name} {kind}"))
+        for labels, value in samples:
+            text = ",".join(f'{label}="{_escaped(content)}"' for label, content in labels.items())
+            lines.append(f"autotune_{name}{{{text}}} {value:g}" if text else f"autotune_{name} {value:g}")
+
+    def of_devices(state: str, meaning: str) -> None:
+        """Add 1 for each device in the state, and 0 for the others."""
+        samples = [
+            ({"device": name, "model": s.reading.model}, float(("running" if name in taken else s.label) == state))
+            for name, s in devices.items()
+        ]
+        family(f"device_{state}", "gauge", meaning, samples)
+
+    family("jobs", "gauge", "Jobs by state.", [({"state": s.value}, n) for s, n in scheduler.queue.counts().items()])
+    family(
+        "runs_ended_total",
+        "counter",
+        "Runs of jobs that have ended, by what their job became.",
+        [({"state": s.value}, scheduler.ended_runs[s]) for s in JobState if s is not JobState.RUNNING],
+    )
+    of_devices("running", "A job of ours runs on the device.")
+    of_devices("idle", "Nobody uses the device.")
+    of_devices("unknown", "It cannot be found out who uses the device.")
+    of_devices("quarantined", "Memory is in use and no process is there that uses it.")
+    family("device_readings_total", "counter", "How often all devices were read.", [({}, scheduler.board.reads)])
+    family("trouble", "gauge", "Nothing can be started.", [({}, float(scheduler.trouble is not None))])
+    family("connections_refused_total", "counter", "Connections that were refused or cut off.", [({}, refused)])
+    family("uptime_seconds", "gauge", "Since the daemon was started.", [({}, uptime_s)])
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

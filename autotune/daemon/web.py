@@ -1,13 +1,16 @@
-"""The read-only page, and its server."""
+"""``python -m autotune.daemon.web STATE RUNTIME HOST:PORT``: serve the read-only page until the daemon ends."""
 
 from __future__ import annotations
 
 import hmac
 import importlib.util
 import io
+import logging
 import os
 import re
 import socket
+import sys
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -26,8 +29,8 @@ from autotune.base.layout import DaemonFiles, StudyFiles
 from autotune.base.observer import Observer
 from autotune.base.records import ENDED, Config, Job, JobRow, JobState, Running, StudySpec, Trial
 from autotune.daemon.job.runner import tell
+from autotune.daemon.page import TOKEN, address_of, is_loopback, require_token
 from autotune.daemon.rpc.client import Client
-from autotune.daemon.web.process import address_of, is_loopback, require_token
 from autotune.report import headline_of
 from autotune.report.document import Column, Document, Grid, Kind, Links, Paragraph, Part, Section, facts
 from autotune.report.formats import to_html
@@ -36,8 +39,6 @@ from autotune.space.formatting import count, describe, listed, one_line, seconds
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
-
-# The read-only page as documents.
 
 # The progress of a search, read from its event log.
 
@@ -242,8 +243,6 @@ def _time(progress: Progress) -> str:
 def _short(name: str | None) -> str:
     return "-".join((name or "").split("-")[:2])
 
-
-# The read-only page's server.
 
 # Mounts Optuna's dashboard behind the page's filter, because its HTTP API deletes studies without confirmation.
 #
@@ -534,3 +533,35 @@ def make_server(files: DaemonFiles, web: str, token: str | None) -> Any:
         (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * LIMIT_S),
     ]
     return server
+
+
+def main(arguments: list[str]) -> int:
+    """Serve the page and return the exit code.
+
+    Args:
+        arguments: the daemon's state folder, its runtime folder, and the address.
+    """
+    # There is no reader for a request log, a query may contain a token, and the daemon takes the last line for the
+    # address.
+    logging.disable()
+    files = DaemonFiles(Path(arguments[0]), Path(arguments[1]))
+    try:
+        server = make_server(files, arguments[2], os.environ.get(TOKEN))
+    except (AutotuneError, OSError) as error:
+        print(f"the page cannot be served at {arguments[2]}: {getattr(error, 'strerror', None) or error}")  # noqa: T201
+        return 1
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    print(f"http://{server.effective_host}:{server.effective_port}/", flush=True)  # noqa: T201
+    server.run()
+    return 0
+
+
+def _end_with_stdin() -> None:
+    """Exit at the end of stdin, a pipe that is closed when the daemon ends, even if the daemon is killed."""
+    sys.stdin.buffer.read()
+    # There is nothing to save, and open requests are dropped.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
