@@ -146,6 +146,20 @@ def read_regular(path: Path, limit_bytes: int, *, tail: bool = False, own: bool 
         return stream.read(limit_bytes)
 
 
+def make_folder(folder: Path, advice: str, *, mode: int | None = None) -> None:
+    """Make a folder and its parents, unless it is there, and give it a mode.
+
+    Raises:
+        MachineError: that is not possible.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if mode is not None:
+            os.chmod(folder, mode)
+    except OSError as error:
+        raise MachineError(f"cannot make {folder}: {error.strerror}", advice=advice) from error
+
+
 def sync_folder(folder: Path) -> None:
     """Sync a folder's entries to disk after a file was created, renamed or removed."""
     descriptor = os.open(folder, os.O_RDONLY)

@@ -14,7 +14,7 @@ import typer
 
 from autotune.base.clock import SystemClock
 from autotune.base.errors import DaemonUnreachableError, MachineError, UsageError
-from autotune.base.files import exclusive_lock, write_atomic
+from autotune.base.files import exclusive_lock, make_folder, write_atomic
 from autotune.base.layout import DaemonFiles, find_daemon
 from autotune.base.parsing import duration_s, size_bytes
 from autotune.base.records import SCHEMA_VERSION
@@ -104,15 +104,10 @@ def start(ctx: typer.Context, state_dir: StateDir = None, as_json: Json = False)
     files = find_daemon(state_dir)
     # Parse the options of `run` here, so that a wrong one is reported now and not only in the log of the new process.
     ctx.parent.command.commands["run"].make_context("run", list(ctx.args), parent=ctx.parent)  # type: ignore[union-attr]
-    _refuse_second(files)
+    if files.lock.exists() and not _is_free(files):
+        raise UsageError("a daemon runs already", advice="`autotune daemon status` asks it.")
     stderr_path = files.state / "daemon.stderr"
-    try:
-        files.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        stderr_path.touch()
-    except OSError as error:
-        raise MachineError(
-            f"cannot make {files.state}: {error.strerror}", advice="--state-dir names another folder."
-        ) from error
+    make_folder(files.state, "--state-dir names another folder.", mode=0o700)
     with stderr_path.open("wb") as stream:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "autotune", *_run_words(state_dir, ctx.args)],
@@ -227,12 +222,7 @@ def install(
         raise UsageError(f"--metrics-file {metrics} is not absolute", advice="a unit runs in no folder of yours.")
     config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     place = folder or config / "systemd" / "user"
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise MachineError(
-            f"cannot make {place}: {error.strerror}", advice="--unit-dir names another folder."
-        ) from error
+    make_folder(place, "--unit-dir names another folder.")
     path = place / "autotune.service"
     # The state folder is written out, because a unit does not inherit the environment of the user who installs it.
     words = _run_words(find_daemon(state_dir).state, ctx.args)
@@ -248,11 +238,6 @@ def install(
 def _run_words(state_dir: Path | None, words: list[str]) -> list[str]:
     where = [] if state_dir is None else ["--state-dir", str(state_dir.expanduser().absolute())]
     return ["daemon", "run", *where, *words]
-
-
-def _refuse_second(files: DaemonFiles) -> None:
-    if files.lock.exists() and not _is_free(files):
-        raise UsageError("a daemon runs already", advice="`autotune daemon status` asks it.")
 
 
 def _is_free(files: DaemonFiles) -> bool:

@@ -21,7 +21,7 @@ from autotune.base.errors import AutotuneError, UnknownNameError, UsageError, Wo
 from autotune.base.parsing import size_bytes
 from autotune.base.records import JobRequest, WorkloadRef
 from autotune.cli.jobs import moment, window_of
-from autotune.cli.options import make_spec, was_typed
+from autotune.cli.options import flag, make_spec, was_typed
 from autotune.cli.search import refuse_beside_replay
 from autotune.cluster.slurm_queue import Allocation, allocation
 from autotune.search.replay import read_surface
@@ -107,8 +107,7 @@ def _ended(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
-# ``autotune submit --to slurm``: what a job requests from Slurm, and its submission.
-
+# ``autotune submit --to slurm``: what a job requests from Slurm.
 
 QUEUES = ("daemon", "slurm")
 #: Options of `submit` that only Slurm's queue supports.
@@ -142,12 +141,10 @@ def allocation_of(ctx: Any, to: str, environment: Mapping[str, str]) -> Allocati
         raise UnknownNameError("queue", to, QUEUES)
     for name in _DAEMONS if to == "slurm" else _SLURMS:
         if was_typed(ctx, name):
-            flag = f"--{name.replace('_', '-')}"
             if to == "slurm":
-                raise UsageError(f"{flag} is for the daemon's queue, not for Slurm's", advice=_DAEMONS[name])
-            raise UsageError(f"{flag} is for Slurm's queue", advice="--to slurm puts the search there.")
-    options = {name: ctx.params[name] for name in _SLURMS}
-    return allocation(**{**options, "sbatch": options["sbatch"] or ()}, environment=environment)
+                raise UsageError(f"{flag(name)} is for the daemon's queue, not for Slurm's", advice=_DAEMONS[name])
+            raise UsageError(f"{flag(name)} is for Slurm's queue", advice="--to slurm puts the search there.")
+    return allocation(ctx.params, environment)
 
 
 # The request of a job, from the words of a command line after ``autotune submit``.
@@ -191,7 +188,7 @@ def typed_words(ctx: typer.Context) -> list[str]:
         if name in CALL_OPTIONS or not was_typed(ctx, name):
             continue
         for item in value if isinstance(value, list | tuple) else [value]:
-            words += [f"--{name.replace('_', '-')}", *([] if item is True else [str(item)])]
+            words += [flag(name), *([] if item is True else [str(item)])]
     return words
 
 
@@ -214,7 +211,7 @@ def parsed_request(root: Any, to: str, words: Sequence[str]) -> tuple[JobRequest
     with root.command.commands["submit"].make_context("submit", list(words), parent=root) as context:
         for name in CALL_OPTIONS:
             if was_typed(context, name):
-                raise UsageError(f"--{name.replace('_', '-').removeprefix('as-')} cannot stand in a file")
+                raise UsageError(f"{flag(name.removeprefix('as_'))} cannot stand in a file")
         return request_of(context, to, context.args)
 
 
@@ -320,9 +317,6 @@ def _given_variables(asked: Any) -> dict[str, str]:
 # The options of a file of searches.
 
 
-YAML_BYTES = 2**20
-
-
 def option_words(name: str, value: Any, repeatable: Collection[str]) -> list[str]:
     """Return an option of a file as words of a command line.
 
@@ -342,11 +336,6 @@ def option_words(name: str, value: Any, repeatable: Collection[str]) -> list[str
     if isinstance(value, dict | list) and flag(name) not in repeatable:
         raise UsageError(f"{name} has one value, not several")
     return words
-
-
-def flag(name: str) -> str:
-    """Return an option of a file as typed on a command line: ``--batch-size`` for ``batch_size``."""
-    return f"--{name.replace('_', '-')}"
 
 
 def _settings(value: Mapping[str, Any]) -> list[str]:

@@ -13,22 +13,20 @@ from typing import Any, NoReturn
 from ruamel.yaml import YAML
 from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
-from autotune.base.errors import AutotuneError, ProfileError, UnknownNameError, UsageError
-from autotune.base.files import read_regular
+from autotune.base.errors import AutotuneError, UnknownNameError, UsageError
 from autotune.base.layout import StudyFiles
 from autotune.base.records import ENDED, Fingerprint, JobRequest, JobRow, JobState, StudySpec
 from autotune.cli.job_request import (
     CALL_OPTIONS,
     QUEUES,
-    YAML_BYTES,
     error_prefix,
-    flag,
     option_words,
     parsed_request,
     repeatable_options,
 )
+from autotune.cli.options import flag, read_yaml
 from autotune.cluster.slurm_queue import Allocation
-from autotune.profile import Profile, plain_data
+from autotune.profile import Profile
 from autotune.profile.in_force import Row, Slot, has_default_size, on_hardware
 from autotune.profile.schema import shown
 from autotune.report.listing import gain_text, stale_text
@@ -115,16 +113,7 @@ def read_matrix(path: Path, known: Collection[str], repeatable: Collection[str])
     Raises:
         UsageError: the file cannot be read or is malformed; the message names the line.
     """
-    try:
-        text = read_regular(path, YAML_BYTES, follow=True).decode("utf-8-sig")
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError:
-        raise UsageError(f"{path} is not UTF-8 text") from None
-    try:
-        data = plain_data(text, str(path), kind="matrix", again=_AGAIN)
-    except ProfileError as error:
-        raise UsageError(str(error), advice=error.advice, detail=error.detail) from None
+    text, data = read_yaml(path, "matrix", _AGAIN)
     node = YAML(typ="safe", pure=True).compose(text)
     lines = dict(_places(node)) if node is not None else {}
     return _Reading(path, lines, known, repeatable).matrix(data)

@@ -124,8 +124,28 @@ _TEXTS = {
 }
 #: Suffix of its file's name.
 ENDING = ".autotune.yaml"
-_MOST_BYTES = 2**16
+_MOST_BYTES = 2**20
 _AGAIN = "write it again with `autotune init -- python train.py …`."
+
+
+def read_yaml(path: Path, kind: str, again: str) -> tuple[str, Any]:
+    """Return the text of a file of plain YAML, and its content.
+
+    Args:
+        kind: what error messages call the file. again: how to get a correct one.
+
+    Raises:
+        UsageError: the file cannot be read, or holds more than plain data.
+    """
+    try:
+        text = read_regular(path, _MOST_BYTES, follow=True).decode("utf-8-sig")
+        return text, plain_data(text, str(path), kind=kind, again=again)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}", advice=f"name a {kind}.") from error
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not UTF-8 text", advice=again) from None
+    except ProfileError as error:
+        raise UsageError(str(error), advice=error.advice, detail=error.detail) from None
 
 
 def read_script(path: Path) -> dict[str, Any]:
@@ -134,20 +154,9 @@ def read_script(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: the file cannot be read, or has a wrong key or value.
     """
-    try:
-        text = read_regular(path, _MOST_BYTES, follow=True).decode("utf-8-sig")
-    except FileNotFoundError:
-        raise UsageError(
-            f"there is no file {path}", advice="`autotune init -- python train.py …` writes one."
-        ) from None
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}", advice="name a script's file.") from error
-    except UnicodeDecodeError:
-        raise UsageError(f"{path} is not UTF-8 text", advice=_AGAIN) from None
-    try:
-        data = plain_data(text, str(path), kind="script's file", again=_AGAIN)
-    except ProfileError as error:
-        raise UsageError(str(error), advice=error.advice, detail=error.detail) from None
+    if not path.exists():
+        raise UsageError(f"there is no file {path}", advice="`autotune init -- python train.py …` writes one.")
+    _, data = read_yaml(path, "script's file", _AGAIN)
     if not isinstance(data, dict):
         raise UsageError(f"{path} holds no keys", advice=f"it may have {', '.join(KEYS)}.")
     for key, value in data.items():
@@ -318,6 +327,11 @@ def make_spec(typed: Mapping[str, Any], words: Sequence[str] = ()) -> StudySpec:
     return spec_of(values, mark=uuid.uuid4().hex, created=timestamp())
 
 
+def flag(name: str) -> str:
+    """Return a parameter as typed on a command line: ``--batch-size`` for ``batch_size``."""
+    return f"--{name.replace('_', '-')}"
+
+
 def was_typed(ctx: Any, name: str) -> bool:
     """Whether a parameter's value comes from the command line, not from its default or the environment."""
     return getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"
@@ -331,10 +345,10 @@ def refuse_group_options(ctx: typer.Context) -> None:
     """
     for name in ctx.params:
         if was_typed(ctx, name):
-            flag = "--json" if name == "as_json" else f"--{name.replace('_', '-')}"
+            typed = flag(name.removeprefix("as_"))
             raise UsageError(
-                f"{flag} stands before {ctx.invoked_subcommand!r}",
-                advice=f"write it behind: autotune {ctx.info_name} {ctx.invoked_subcommand} … {flag}.",
+                f"{typed} stands before {ctx.invoked_subcommand!r}",
+                advice=f"write it behind: autotune {ctx.info_name} {ctx.invoked_subcommand} … {typed}.",
             )
 
 

@@ -40,16 +40,10 @@ _KEY = re.compile(r"[a-z][a-z0-9-]*")
 _OURS = frozenset(
     {"array", "error", "job-name", "no-requeue", "ntasks", "nodes", "open-mode", "output", "requeue", "signal", "wrap"}
 )
+#: Options that sbatch, submitit and `autotune submit` name alike, and whose values are passed on as they are.
+_TEXTS = ("partition", "gres", "account", "qos")
 #: Options of sbatch for which `autotune submit` has options of its own.
-_NAMED = {
-    "account": "--account",
-    "cpus-per-task": "--cpus",
-    "gres": "--gres",
-    "mem": "--mem",
-    "partition": "--partition",
-    "qos": "--qos",
-    "time": "--time",
-}
+_NAMED = {"cpus-per-task": "--cpus", **{name: f"--{name}" for name in (*_TEXTS, "mem", "time")}}
 
 
 @dataclass(frozen=True)
@@ -78,13 +72,9 @@ class Allocation:
         Args:
             budget_s: the search's budget.
         """
-        options = {
-            "partition": self.partition,
-            "gres": self.gres,
+        options = {name: getattr(self, name) for name in _TEXTS} | {
             "cpus_per_task": self.cpus,
             "mem": None if self.memory_bytes is None else f"{math.ceil(self.memory_bytes / 2**20)}M",
-            "account": self.account,
-            "qos": self.qos,
         }
         return {
             **{name: value for name, value in options.items() if value is not None},
@@ -108,40 +98,30 @@ class Allocation:
         return self.time_s or budget_s + _BESIDE_S
 
 
-def allocation(
-    *,
-    partition: str | None,
-    gres: str | None,
-    time: str | None,
-    cpus: int | None,
-    mem: str | None,
-    account: str | None,
-    qos: str | None,
-    sbatch: Iterable[str],
-    environment: Mapping[str, str],
-) -> Allocation:
+def allocation(typed: Mapping[str, Any], environment: Mapping[str, str]) -> Allocation:
     """Return the allocation that command-line options describe.
+
+    Args:
+        typed: values by option of `autotune submit`.
 
     Raises:
         UsageError: a value is invalid.
     """
+    time, mem = typed["time"], typed["mem"]
     time_s = None if time is None else duration_s(time, "--time")
     if time_s is not None and time_s < LEAST_S:
         raise UsageError(
             f"--time {time} is too short for a job that is told {WARNED_S} s before it is over",
             advice=f"at least {duration_text(LEAST_S)}; a search that needs more goes on in the next run of its job.",
         )
-    for flag, text in (("--partition", partition), ("--gres", gres), ("--account", account), ("--qos", qos)):
-        _check_value(flag, text)
+    for name in _TEXTS:
+        _check_value(f"--{name}", typed[name])
     return Allocation(
-        partition=partition,
-        gres=gres,
+        **{name: typed[name] for name in _TEXTS},
         time_s=time_s,
-        cpus=cpus,
+        cpus=typed["cpus"],
         memory_bytes=None if mem is None else size_bytes(mem, "--mem"),
-        account=account,
-        qos=qos,
-        more=_more(sbatch),
+        more=_more(typed["sbatch"] or ()),
         environment=dict(environment),
     )
 

@@ -29,15 +29,26 @@ from sqlite_utils.db import DescIndex
 
 from autotune.base.clock import timestamp
 from autotune.base.errors import MachineError, UnknownNameError, UsageError
-from autotune.base.files import no_room, sweep_temporaries, sync_folder, write_atomic
+from autotune.base.files import make_folder, no_room, sweep_temporaries, sync_folder, write_atomic
 from autotune.base.layout import JobFiles, QueueFiles
 from autotune.base.records import Job, JobRequest, JobRow, JobState, Status
 
-# The schema of ``queue.db`` as a list of migrations.
+# The schema of ``queue.db``.
+
+#: Version of the tables, which the file's ``user_version`` has; 0 stands for a file without tables.
+_VERSION = 1
 
 
-def _first(database: Database) -> None:
-    jobs: Any = database["jobs"]
+def _make_tables(connection: sqlite3.Connection) -> None:
+    """Make the tables, unless they are there. A change of `_VERSION` also has to convert older ones here.
+
+    Raises:
+        MachineError: a newer autotune wrote the file.
+    """
+    if _version_of(connection) == _VERSION:
+        return
+    connection.execute("begin immediate")
+    jobs: Any = Database(connection)["jobs"]
     columns = {
         "id": int,
         "state": str,
@@ -57,38 +68,17 @@ def _first(database: Database) -> None:
     jobs.create_index(["mark"], unique=True)
     # A covering index for scheduling, so that ten thousand queued jobs are scanned without reading their rows.
     jobs.create_index(["state", DescIndex("priority"), "id", "not_before", "opens", "closes", "after", "notice"])
+    connection.execute(f"pragma user_version = {_VERSION}")
+    connection.execute("commit")
 
 
-#: The step from each version to the next. A released step never changes.
-MIGRATIONS: tuple[Callable[[Database], None], ...] = (_first,)
-
-
-def migrate(connection: sqlite3.Connection) -> None:
-    """Migrate the tables to the current version. Each step is a transaction.
-
-    Raises:
-        MachineError: a newer autotune wrote the file.
-    """
-    version = version_of(connection)
-    if version > len(MIGRATIONS):
-        raise newer(version)
-    for number in range(version, len(MIGRATIONS)):
-        connection.execute("begin immediate")
-        MIGRATIONS[number](Database(connection))
-        connection.execute(f"pragma user_version = {number + 1}")
-        connection.execute("commit")
-
-
-def version_of(connection: sqlite3.Connection) -> int:
-    """Return the number of migrations applied; 0 if there are no tables."""
-    return int(connection.execute("pragma user_version").fetchone()[0])
-
-
-def newer(version: int) -> MachineError:
-    """Return the error for a schema that is newer than this version."""
-    return MachineError(
-        f"the queue was written by a newer autotune (version {version} of its tables)", advice="upgrade autotune."
-    )
+def _version_of(connection: sqlite3.Connection) -> int:
+    version = int(connection.execute("pragma user_version").fetchone()[0])
+    if version > _VERSION:
+        raise MachineError(
+            f"the queue was written by a newer autotune (version {version} of its tables)", advice="upgrade autotune."
+        )
+    return version
 
 
 # Converts jobs to rows of ``queue.db`` and back, and verifies every row that is read.
@@ -238,7 +228,6 @@ def verified_text(files: JobFiles) -> str | None:
 BUSY_S = 30.0
 #: SQLite's largest integer.
 _LARGEST = 2**63 - 1
-_LIST = "`autotune jobs` lists them."
 _NEVER_DONE = (JobState.FAILED, JobState.CANCELLED)
 _FREE_SPACE = "free some space; what was acknowledged is kept, and nothing else was."
 
@@ -264,7 +253,7 @@ class Queue:
         self.changes = 0
         self._inode: int | None = None
         with self._reporting():
-            migrate(self._open())
+            _make_tables(self._open())
 
     def close(self) -> None:
         """Close the file. Safe to call repeatedly; the next use opens the file again."""
@@ -311,7 +300,7 @@ class Queue:
         existing = next(select(connection, "where mark = ?", request.spec.mark), None)
         if existing is not None:
             return existing
-        if request.after is not None and self._one(connection, request.after).state in _NEVER_DONE:
+        if request.after is not None and self.job(request.after).state in _NEVER_DONE:
             raise UsageError(f"job {request.after} has failed or was cancelled, so that nothing can wait for it")
         owner = next(select(connection, "where study = ?", study_folder(request)), None)
         if owner is not None:
@@ -350,7 +339,7 @@ class Queue:
         """
         states = {from_} if isinstance(from_, JobState) else set(from_)
         with self._writing() as connection:
-            job = self._one(connection, number)
+            job = self.job(number)
             if job.state not in states:
                 raise UsageError(
                     f"job {number} is {job.state.value}", advice=f"`autotune jobs show {number}` says more."
@@ -368,7 +357,7 @@ class Queue:
         """
         jobs = self._select("where id = ?", number) if number <= _LARGEST else []
         if not jobs:
-            raise UnknownNameError("job", str(number), [], advice=_LIST)
+            raise UnknownNameError("job", str(number), [], advice="`autotune jobs` lists them.")
         return jobs[0]
 
     def jobs(self, states: Collection[JobState] = tuple(JobState), *, limit: int = -1) -> list[Job]:
@@ -465,12 +454,6 @@ class Queue:
         text = job.model_dump_json()
         write_atomic(folder.job, f"{text}\n{checksum(text)}\n")
 
-    def _one(self, connection: sqlite3.Connection, number: int) -> Job:
-        job = next(select(connection, "where id = ?", number), None) if number <= _LARGEST else None
-        if job is None:
-            raise UnknownNameError("job", str(number), [], advice=_LIST)
-        return job
-
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
             # isolation_level=None disables the implicit transactions of sqlite3, which are deferred.
@@ -549,12 +532,7 @@ def open_queue(files: QueueFiles) -> Opened:
     Raises:
         MachineError: the folder or the database cannot be read or written, or a newer autotune wrote it.
     """
-    try:
-        files.jobs.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise MachineError(
-            f"cannot make {files.jobs}: {error.strerror}", advice="the folder must be writable."
-        ) from error
+    make_folder(files.jobs, "the folder must be writable.")
     sweep_temporaries(files.folder)
     if files.database.exists() and is_sound(files.database):
         return Opened(Queue(files))
@@ -598,14 +576,8 @@ def is_sound(database: Path) -> bool:
     try:
         with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as connection:
             whole = connection.execute("pragma integrity_check").fetchone() == ("ok",)
-            version = version_of(connection)
-            if not whole or version == 0:
+            if not whole or _version_of(connection) == 0:
                 return False
-            if version > len(MIGRATIONS):
-                raise newer(version)
-            if version < len(MIGRATIONS):
-                # Rows of an older version are read after the migration.
-                return True
             # Read one by one, because a list of ten thousand jobs would enlarge the process for good.
             for _ in select(connection):
                 pass

@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from autotune.base.clock import Clock, SystemClock, timestamp
 from autotune.base.errors import AutotuneError, MachineError, UsageError
-from autotune.base.files import exclusive_lock, write_atomic
+from autotune.base.files import exclusive_lock, make_folder, write_atomic
 from autotune.base.layout import DaemonFiles, lock_folder
 from autotune.base.records import Done, Job, JobRequest
 from autotune.daemon.claims import Children, Claims
@@ -230,13 +230,7 @@ def run(files: DaemonFiles, settings: Settings) -> None:
         UsageError: a daemon is already running.
         MachineError: the state folder, the queue or the socket cannot be created or opened.
     """
-    try:
-        files.state.mkdir(parents=True, exist_ok=True)
-        os.chmod(files.state, 0o700)
-    except OSError as error:
-        raise MachineError(
-            f"cannot make {files.state}: {error.strerror}", advice="--state-dir names another folder."
-        ) from error
+    make_folder(files.state, "--state-dir names another folder.", mode=0o700)
     with exclusive_lock(files.lock) as free, _signals() as (received, wakeup):
         if not free:
             raise UsageError("a daemon runs already", advice="`autotune daemon status` asks it.")
