@@ -21,11 +21,8 @@ from autotune.base.records import SCHEMA_VERSION
 from autotune.cli.help_text import BEYOND, also_takes
 from autotune.cli.options import Json
 from autotune.cli.output import print_json
-from autotune.daemon.rpc.client import Client
+from autotune.daemon.client import Client
 from autotune.space.formatting import listed, seconds_text
-
-# How commands connect to the daemon.
-
 
 StateDir = Annotated[
     Path | None,
@@ -42,9 +39,6 @@ StateDir = Annotated[
 def client(state_dir: Path | None) -> Client:
     """Return a client of the daemon with this state folder; ``None`` stands for the user's default."""
     return Client(find_daemon(state_dir))
-
-
-# ``autotune daemon``: run, start, stop, inspect and install the daemon.
 
 
 app = typer.Typer(help="The daemon: searches that wait for a quiet machine.", no_args_is_help=True)
@@ -184,7 +178,7 @@ def logs(
     state_dir: StateDir = None,
 ) -> None:
     """Show the daemon's log."""
-    from autotune.daemon.job.runner import follow as follow_file
+    from autotune.daemon.runner import follow as follow_file
 
     path = find_daemon(state_dir).log
     if not path.exists():

@@ -162,8 +162,6 @@ def _without_control(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
-# Helpers for reading a script's syntax tree.
-
 #: Methods that move a model to a device or switch its mode, which autotune does itself.
 PLACING = ("to", "cuda", "cpu", "train", "float")
 #: Wrappers of a model that autotune applies itself, or that are for several processes.

@@ -314,9 +314,6 @@ def _given_variables(asked: Any) -> dict[str, str]:
     return variables
 
 
-# The options of a file of searches.
-
-
 def option_words(name: str, value: Any, repeatable: Collection[str]) -> list[str]:
     """Return an option of a file as words of a command line.
 

@@ -35,8 +35,6 @@ from autotune.report.panel import observer_for
 from autotune.search import Environment, SearchResult
 from autotune.study.tables import read_trials
 
-# Output of commands: one JSON object on stdout, or a file.
-
 
 def print_json(value: Any) -> None:
     """Print ``value`` as one JSON object on stdout."""

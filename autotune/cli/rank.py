@@ -24,8 +24,6 @@ from autotune.space.formatting import count, describe, figure_text, one_line, ra
 from autotune.space.requirements import Requirements, figure_called
 from autotune.study.request import option, read_request
 
-# A ranking as a document, for the terminal, as Markdown or as a web page.
-
 #: Rows of the table; ``--json`` has all.
 SHOWN = 15
 _RATE, _MEMORY = FIGURES["throughput"], FIGURES["peak_memory"]
@@ -154,9 +152,6 @@ def _drawn(figure: Figure, value: float) -> float:
 def _title(figure: Figure) -> str:
     unit = _DRAWN.get(figure.unit, (1, figure.unit))[1]
     return f"{figure.name.replace('_', ' ')} ({unit})"
-
-
-# ``autotune rank``: rank the configurations of a study again, without launching anything.
 
 
 def command(

@@ -110,9 +110,6 @@ def _changed(config: Mapping[str, Value], baseline: Mapping[str, Value]) -> str:
     return " ".join(changed) or "the baseline itself"
 
 
-# ``autotune search --track``: records a study as one run in experiment trackers, with a step per trial.
-
-
 class TrackedSearch(Observer):
     """Forwards a search's events to its observer, and reports trials and the outcome to trackers.
 
@@ -167,9 +164,6 @@ class TrackedSearch(Observer):
         )
 
 
-# ``autotune search --dry-run``: shows the first trials of a search and its expected duration, without running it.
-
-
 def print_dry_run(spec: StudySpec, *, as_json: bool) -> None:
     """Probe the workload and print what a search would do."""
     with stop_signals() as stop, tempfile.TemporaryDirectory(prefix="autotune-dry-run-") as folder:
@@ -217,9 +211,6 @@ def _search_print(spec: StudySpec, found: DryRun) -> None:
         changed, predicted = _changed(proposal.config, found.space.baseline), proposal.predicted
         table.add_row(str(number), changed, f"{predicted.rate_per_s:.2f}×", f"{predicted.seconds:.0f} s")
     print_rich(table)
-
-
-# ``autotune search``: search for the fastest way to train a model on this machine.
 
 
 @search_options(OPTIONS)

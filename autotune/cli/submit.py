@@ -20,7 +20,7 @@ from autotune.cli.options import Json
 from autotune.cli.output import plain_table, print_json, print_rich
 from autotune.cluster.slurm_commands import require_sbatch
 from autotune.cluster.slurm_queue import SlurmQueue
-from autotune.daemon.rpc.client import Client
+from autotune.daemon.client import Client
 from autotune.profile.in_force import Store, look_here
 from autotune.space.formatting import count, model_name
 
@@ -109,9 +109,6 @@ def _print(plans: Sequence[Plan], names: Mapping[str, str], *, dry_run: bool) ->
     typer.echo(f"\n{count(queued, 'job')} {did}{left}.")
     if queued and not dry_run:
         typer.echo("`autotune jobs` lists them.")
-
-
-# ``autotune submit``: submit a search to the daemon or to Slurm.
 
 
 def command(

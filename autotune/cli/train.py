@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from autotune.training.short_training import TrainingRate
     from autotune.training.whole_training import EpochRow, TrainingProgress, WholeTraining
 
-# ``autotune train --epochs``: what it prints during training, and at the end.
-
 #: Seconds between two lines of progress that stay on screen.
 LINES_S = 30.0
 _WIDTH = 100
@@ -235,8 +233,6 @@ def _number(value: float | None) -> str:
 def _joules(joules: float) -> str:
     return f"{joules / 1000:.3g} kJ" if joules >= 1000 else f"{joules:.3g} J"
 
-
-# ``autotune train``: train with a profile, for some steps or whole epochs, and compare the rate with the promised one.
 
 #: Advice if a rank was killed.
 AGAIN = "the same command goes on from the newest checkpoint, if one was written."

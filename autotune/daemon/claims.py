@@ -148,9 +148,6 @@ def _open(path: Path) -> int:
     return descriptor
 
 
-# Child processes: those started here, and orphans adopted from jobs that ended.
-
-
 _PR_SET_CHILD_SUBREAPER = 36
 #: An environment variable set for ``--on-done`` notices only; it tells them apart from jobs.
 NOTICE = "AUTOTUNE_JOB_STATE"

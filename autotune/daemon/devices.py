@@ -19,7 +19,7 @@ from autotune.base.clock import Clock, SystemClock, timestamp
 from autotune.base.errors import MachineError, UsageError
 from autotune.base.records import Failed, Job, JobState, Queued, Running, Status
 from autotune.daemon.claims import Claims, Unclaimed
-from autotune.daemon.job.runner import Runner, changed_source
+from autotune.daemon.runner import Runner, changed_source
 from autotune.daemon.queue import Queue
 from autotune.machine.cpu_load import CpuWatch
 from autotune.machine.gpu import Gpu, NvmlUnavailable, visible
@@ -317,18 +317,16 @@ class Board:
         if job.placed is not None:
             return name == job.placed
         wants_cpu = spec.device == CPU or job.request.replay is not None
+        # If the driver does not answer, the states hold the placeholder or the cards that it listed before.
+        has_cards = any(other != CPU for other in self.states)
         if name == CPU:
-            return wants_cpu or (spec.device == "auto" and wanted_gpu == "any" and not self._has_cards())
+            return wants_cpu or (spec.device == "auto" and wanted_gpu == "any" and not has_cards)
         if wants_cpu:
             return False
         _, _, uuid = spec.device.partition(":")
         if uuid and uuid.lower() != name.lower():
             return False
         return wanted_gpu == "any" or wanted_gpu.lower() == name.lower() or wanted_gpu.lower() in reading.model.lower()
-
-    def _has_cards(self) -> bool:
-        # If the driver does not answer, the states hold the placeholder or the cards that it listed before.
-        return any(name != CPU for name in self.states)
 
 
 def _in_host_pid_namespace() -> bool:
@@ -337,8 +335,6 @@ def _in_host_pid_namespace() -> bool:
     except OSError:
         return False
 
-
-# Picks the next job, starts it, and explains why a queued job does not start.
 
 log = logging.getLogger(__name__)
 
@@ -545,8 +541,6 @@ def within(window: tuple[int, int], minute: int) -> bool:
     opens, closes = window
     return opens <= minute < closes if opens < closes else minute >= opens or minute < closes
 
-
-# GPU queries with a timeout, for a driver that may hang.
 
 #: Timeout of a query. The driver usually answers within milliseconds, but takes seconds to wake a sleeping GPU.
 LIMIT_S = 3.0

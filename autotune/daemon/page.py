@@ -12,9 +12,6 @@ from autotune.base.errors import UsageError
 from autotune.base.layout import DaemonFiles
 from autotune.daemon.claims import Children
 
-# Starts the web page's process and restarts it when it exits.
-
-
 log = logging.getLogger(__name__)
 
 #: Delay before a process that exited is restarted.

@@ -33,8 +33,6 @@ from autotune.base.files import make_folder, no_room, sweep_temporaries, sync_fo
 from autotune.base.layout import JobFiles, QueueFiles
 from autotune.base.records import Job, JobRequest, JobRow, JobState, Status
 
-# The schema of ``queue.db``.
-
 #: Version of the tables, which the file's ``user_version`` has; 0 stands for a file without tables.
 _VERSION = 1
 
@@ -79,9 +77,6 @@ def _version_of(connection: sqlite3.Connection) -> int:
             f"the queue was written by a newer autotune (version {version} of its tables)", advice="upgrade autotune."
         )
     return version
-
-
-# Converts jobs to rows of ``queue.db`` and back, and verifies every row that is read.
 
 
 class DamagedRow(sqlite3.DatabaseError):
@@ -197,9 +192,6 @@ def job_of(text: str, where: str) -> Job:
         ) from error
 
 
-# Reads ``job.json``, the copy of a job's row in its folder.
-
-
 def read_job_file(files: JobFiles) -> Job:
     """Read a job from its folder.
 
@@ -221,8 +213,6 @@ def verified_text(files: JobFiles) -> str | None:
         return None
     return text if checksum(text) == stored_sum else None
 
-
-# The queue: submits, changes and reads jobs.
 
 #: SQLite's busy timeout. The daemon is the only writer, so it waits only for readers.
 BUSY_S = 30.0
@@ -505,9 +495,6 @@ def _in(states: Collection[JobState]) -> tuple[str, list[str]]:
 def _insert(connection: sqlite3.Connection, jobs: Collection[Job]) -> None:
     table: Any = Database(connection)["jobs"]
     table.insert_all(map(row_of, jobs))
-
-
-# Opens a queue and rebuilds its database if that is damaged or missing.
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,9 @@ from autotune.base.errors import MachineError, UsageError
 from autotune.base.files import has_room
 from autotune.base.records import Cancelled, Done, Failed, Job, JobState, Paused, Queued, Running, Status
 from autotune.daemon.devices import CPU, Board, Dispatcher, Settings, within
-from autotune.daemon.job.runner import Ended, Runner, next_state
+from autotune.daemon.runner import Ended, Runner, next_state
 from autotune.daemon.notices import Notices
 from autotune.daemon.queue import Queue
-
-# The runs that this daemon has started: how long they have run, and how they are stopped.
-
 
 log = logging.getLogger(__name__)
 
@@ -142,9 +139,6 @@ class Runs:
         now = self.clock.now()
         self.queue.move(job.id, JobState.RUNNING, status, spent_s=job.spent_s + now - run.saved)
         run.saved = now
-
-
-# The scheduler. Each `Scheduler.tick` runs a fixed list of steps.
 
 
 _T = TypeVar("_T")

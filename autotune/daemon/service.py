@@ -26,17 +26,14 @@ from autotune.base.layout import DaemonFiles, lock_folder
 from autotune.base.records import Done, Job, JobRequest
 from autotune.daemon.claims import Children, Claims
 from autotune.daemon.devices import Board, GpuQuery, RealDevices, Settings
-from autotune.daemon.job.runner import ProcessRunner, boot_id, has_systemd, systemd_scope
+from autotune.daemon.runner import ProcessRunner, boot_id, has_systemd, systemd_scope
 from autotune.daemon.notices import Notices
 from autotune.daemon.page import Page
 from autotune.daemon.queue import Opened, Queue, open_queue
-from autotune.daemon.rpc.server import Handlers, Server
+from autotune.daemon.server import Handlers, Server
 from autotune.daemon.scheduler import Scheduler
 from autotune.machine import nvml
 from autotune.machine.gpu import gpus
-
-# Starts a new search when the profile of a ``--keep-fresh`` job becomes stale.
-
 
 log = logging.getLogger(__name__)
 
@@ -208,10 +205,6 @@ UMask=0077
 [Install]
 WantedBy=default.target
 """
-
-
-# The daemon process: lock, socket, main loop and shutdown.
-
 
 TICK_S = 1.0
 #: Minimum interval between ticks triggered by calls.

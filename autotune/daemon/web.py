@@ -28,9 +28,9 @@ from autotune.base.errors import AutotuneError, DaemonUnreachableError, MachineE
 from autotune.base.layout import DaemonFiles, StudyFiles
 from autotune.base.observer import Observer
 from autotune.base.records import ENDED, Config, Job, JobRow, JobState, Running, StudySpec, Trial
-from autotune.daemon.job.runner import tell
+from autotune.daemon.runner import tell
 from autotune.daemon.page import TOKEN, address_of, is_loopback, require_token
-from autotune.daemon.rpc.client import Client
+from autotune.daemon.client import Client
 from autotune.report import headline_of
 from autotune.report.document import Column, Document, Grid, Kind, Links, Paragraph, Part, Section, facts
 from autotune.report.formats import to_html
@@ -39,8 +39,6 @@ from autotune.space.formatting import count, describe, listed, one_line, seconds
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
-
-# The progress of a search, read from its event log.
 
 #: How much of the end of a long event log is read, besides its first line.
 _TAIL_BYTES = 2**20
@@ -106,8 +104,6 @@ def read_progress(events: Path) -> Progress:
         tell(line.decode(errors="replace"), progress)
     return progress
 
-
-# Builds the pages as documents.
 
 #: Interval at which a page reloads, in seconds.
 REFRESH_S = 5

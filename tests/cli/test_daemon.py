@@ -23,7 +23,7 @@ from autotune.base.layout import DaemonFiles
 from autotune.base.records import Cancelled, Done, Job, JobState
 from autotune.cli.jobs import exit_code_of, minute_of_day, moment, window_of
 from autotune.cli.main import run
-from autotune.daemon.rpc.client import Client
+from autotune.daemon.client import Client
 from tests.support import make_job_request
 
 from ..daemon.conftest import SURFACE  # noqa: TID252

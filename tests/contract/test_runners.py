@@ -6,7 +6,7 @@ import pytest
 
 from autotune.base.layout import QueueFiles
 from autotune.base.records import Job
-from autotune.daemon.job.runner import ProcessRunner
+from autotune.daemon.runner import ProcessRunner
 from tests.support import Behaviour, RunnerContract, RunnerRig, ScriptedRunner, make_job_request
 
 from ..process.alive import wait_until  # noqa: TID252

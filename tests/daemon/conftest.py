@@ -18,7 +18,7 @@ import pytest
 from autotune.base.errors import DaemonUnreachableError
 from autotune.base.layout import LOCK_DIR, DaemonFiles
 from autotune.base.records import ENDED, Job, JobRequest
-from autotune.daemon.rpc.client import Client
+from autotune.daemon.client import Client
 from tests.support import make_job_request, make_study_spec
 
 from ..cli.conftest import WORKLOAD  # noqa: TID252

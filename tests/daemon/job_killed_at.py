@@ -11,7 +11,7 @@ if "JOB_INSIDE" not in os.environ:
 import signal
 from pathlib import Path
 
-from autotune.daemon.job import __main__ as job
+from autotune.daemon import job
 from autotune.search import run
 
 once = Path(os.environ["KILLED_ONCE"])

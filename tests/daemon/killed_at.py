@@ -7,7 +7,7 @@ import sys
 from autotune.base.records import Running
 from autotune.cli.main import main
 from autotune.daemon import queue
-from autotune.daemon.job.runner import ProcessRunner
+from autotune.daemon.runner import ProcessRunner
 from autotune.daemon.queue import Queue
 from autotune.daemon.scheduler import Scheduler
 

@@ -19,7 +19,7 @@ import pytest
 from autotune.base.errors import DaemonUnreachableError, MachineError, UsageError
 from autotune.base.layout import DaemonFiles, find_daemon
 from autotune.base.records import JobState
-from autotune.daemon.rpc.client import CALL_BYTES, Client, short_name
+from autotune.daemon.client import CALL_BYTES, Client, short_name
 
 from .conftest import Daemon, replay_request
 

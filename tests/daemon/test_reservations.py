@@ -16,8 +16,8 @@ from autotune.base.records import JobRequest, StudySpec
 from autotune.daemon.devices import Board, Settings
 from autotune.daemon.notices import Notices
 from autotune.daemon.queue import open_queue
-from autotune.daemon.rpc.client import Retry
-from autotune.daemon.rpc.server import Handlers
+from autotune.daemon.client import Retry
+from autotune.daemon.server import Handlers
 from autotune.daemon.scheduler import Scheduler
 from autotune.search import Environment, search, study_folders
 from autotune.study.budget import Reservation, reservation_of, reserve
@@ -130,7 +130,7 @@ def test_of_two_that_come_at_the_same_moment_one_gives_way(
         write_request(files, spec)
         taken(files, reservation)
 
-    monkeypatch.setattr("autotune.daemon.rpc.server.reserve", begun_meanwhile)
+    monkeypatch.setattr("autotune.daemon.server.reserve", begun_meanwhile)
     with pytest.raises(UsageError, match="exists already"):
         office.handlers.submit(office.request("X"))
     assert office.queue.jobs() == [] and not office.study("X").reservation.exists()

@@ -1,4 +1,4 @@
-"""Fakes of the daemon's runner and devices, and the contract of `autotune.daemon.job.runner.Runner`."""
+"""Fakes of the daemon's runner and devices, and the contract of `autotune.daemon.runner.Runner`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from autotune.base.records import Child, End, Job
 from autotune.daemon.devices import CPU, Reading
-from autotune.daemon.job.runner import Ended, Runner
+from autotune.daemon.runner import Ended, Runner
 
 
 class ScriptedRunner:

@@ -44,8 +44,6 @@ from autotune.daemon.claims import Children, Claims
 from autotune.launcher.watch import JOB_MARK, is_alive, kill_marked
 from autotune.workload.catalog import source_hash
 
-# Starts, terminates and kills the processes of jobs, and finds them again after a crash of the daemon.
-
 #: Environment variables inherited from the daemon; all others come from the job's request.
 _INHERITED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER", "XDG_RUNTIME_DIR")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -278,9 +276,6 @@ def limit_process(memory_bytes: int | None, cores: int | None) -> None:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
 
 
-# Detects changes to a job's files since it was submitted.
-
-
 def changed_source(request: JobRequest) -> str | None:
     """Return the first of a job's files that has changed since the job was submitted; ``None`` if none has.
 
@@ -296,8 +291,6 @@ def changed_source(request: JobRequest) -> str | None:
             return path
     return None
 
-
-# The next state of a job whose processes have ended.
 
 #: Exit codes of a search that may succeed when retried: an environment error, an internal error, or a signal.
 _RETRYABLE = frozenset({MachineError.exit_code, AutotuneError.exit_code}) | INTERRUPTED

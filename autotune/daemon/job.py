@@ -17,7 +17,7 @@ from autotune.base.layout import JobFiles, StudyFiles, find_daemon
 from autotune.base.observer import Observer
 from autotune.base.records import End, Job
 from autotune.daemon.claims import adopt_orphans
-from autotune.daemon.job.runner import LIMIT_YOURSELF, EventLog, changed_source, limit_process, write_end
+from autotune.daemon.runner import LIMIT_YOURSELF, EventLog, changed_source, limit_process, write_end
 from autotune.daemon.queue import read_job_file
 from autotune.profile.in_force import Store
 from autotune.search import Environment, resume, search

@@ -21,7 +21,7 @@ from autotune.base.layout import StudyFiles
 from autotune.base.records import ENDED, SCHEMA_VERSION, Job, JobRequest, JobState
 from autotune.base.version import __version__
 from autotune.daemon.queue import Queue
-from autotune.daemon.rpc.client import (
+from autotune.daemon.client import (
     CALL_BYTES,
     JobCall,
     ListJobs,
@@ -37,9 +37,6 @@ from autotune.daemon.rpc.client import (
 )
 from autotune.daemon.scheduler import Scheduler
 from autotune.study.budget import Reservation, refuse_reserved, release, reservation_of, reserve
-
-# The server of the daemon's unix socket.
-
 
 log = logging.getLogger(__name__)
 
@@ -246,9 +243,6 @@ def _user_of(connection: socket.socket) -> int:
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     _, user, _ = struct.unpack("3i", credentials)
     return int(user)
-
-
-# Handlers for the calls of the RPC protocol.
 
 
 class Handlers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 from collections.abc import Iterator
@@ -16,8 +17,7 @@ from autotune.base.errors import AutotuneError, DaemonUnreachableError, UsageErr
 from autotune.base.layout import DaemonFiles
 from autotune.base.records import Job, JobRequest, JobRow, JobState, Record
 
-# The RPC protocol: one call and one reply per connection, each a line of JSON.
-
+# The protocol: one call and one reply per connection, each a line of JSON.
 
 VERSION = 1
 #: Maximum length of a call and of a reply. A reply may list ten thousand jobs.
@@ -72,13 +72,6 @@ class Stop(Record):
 
 Call = Annotated[Submit | ListJobs | JobCall | Retry | StatusCall | Stop, Field(discriminator="op")]
 _CALL: TypeAdapter[Any] = TypeAdapter(Call)
-
-
-class Message(Record):
-    """A call as it is sent."""
-
-    version: int = VERSION
-    call: Call
 
 
 class ErrorInfo(Record):
@@ -149,13 +142,6 @@ def error_info(error: AutotuneError) -> ErrorInfo:
     """Convert an error for a reply."""
     return ErrorInfo(message=str(error), exit_code=error.exit_code, advice=error.advice)
 
-
-def to_error(info: ErrorInfo) -> AutotuneError:
-    """Convert an error in a reply back to the exception that the daemon raised."""
-    return by_exit_code(info.exit_code)(info.message, advice=info.advice)
-
-
-# The client of the daemon's socket.
 
 #: Default timeout of a call. A reply usually takes milliseconds, but a disk may sync slowly.
 LIMIT_S = 30.0
@@ -235,7 +221,8 @@ class Client:
 
     def call(self, call: Call) -> dict[str, Any]:
         """Send a call and return the result."""
-        line = Message(call=call).model_dump_json().encode() + b"\n"
+        message = {"version": VERSION, "call": call.model_dump(mode="json")}
+        line = json.dumps(message).encode() + b"\n"
         if len(line) > CALL_BYTES:
             raise UsageError(
                 f"that is {len(line)} bytes, and a call has {CALL_BYTES} at the most",
@@ -243,7 +230,7 @@ class Client:
             )
         reply = self._exchange(line)
         if reply.error is not None:
-            raise to_error(reply.error)
+            raise by_exit_code(reply.error.exit_code)(reply.error.message, advice=reply.error.advice)
         return reply.result or {}
 
     def _connect(self, connection: socket.socket) -> None:

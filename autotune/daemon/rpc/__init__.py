@@ -1,1 +1,0 @@
-"""The daemon's RPC over a unix socket: one call and one reply per connection."""
