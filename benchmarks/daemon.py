@@ -23,8 +23,8 @@ from autotune.base.clock import SystemClock
 from autotune.base.errors import DaemonUnreachableError
 from autotune.base.layout import DaemonFiles
 from autotune.base.records import Job, JobRequest, StudySpec
-from autotune.daemon.queue import open_queue
 from autotune.daemon.client import Client, short_name
+from autotune.daemon.queue import open_queue
 
 #: Goals: seconds for a submission and for the list; percent of a core and bytes for an idle daemon.
 SUBMIT_S, LIST_S, CPU_PERCENT, MEMORY_BYTES = 0.05, 0.5, 1.0, 80_000_000

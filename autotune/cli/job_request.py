@@ -128,15 +128,8 @@ _DAEMONS = {
 }
 
 
-def allocation_of(ctx: Any, to: str, environment: Mapping[str, str]) -> Allocation:
-    """Return what a command line requests from Slurm; nothing if its job is for the daemon.
-
-    Args:
-        environment: variables that ``--env`` sets for the job.
-
-    Raises:
-        UsageError: there is no such queue, a value is invalid, or an option belongs to the other queue.
-    """
+def _refuse_other_queues(ctx: Any, to: str) -> None:
+    """Refuse options that belong to the other queue, and a queue that there is not."""
     if to not in QUEUES:
         raise UnknownNameError("queue", to, QUEUES)
     for name in _DAEMONS if to == "slurm" else _SLURMS:
@@ -144,7 +137,6 @@ def allocation_of(ctx: Any, to: str, environment: Mapping[str, str]) -> Allocati
             if to == "slurm":
                 raise UsageError(f"{flag(name)} is for the daemon's queue, not for Slurm's", advice=_DAEMONS[name])
             raise UsageError(f"{flag(name)} is for Slurm's queue", advice="--to slurm puts the search there.")
-    return allocation(ctx.params, environment)
 
 
 # The request of a job, from the words of a command line after ``autotune submit``.
@@ -219,7 +211,8 @@ def request_of(ctx: Any, to: str, words: Sequence[str]) -> tuple[JobRequest, All
     """Return the request of a job, and what it requests from Slurm if it is for Slurm's queue."""
     params = ctx.params
     variables = _given_variables(params["env"] or ())
-    slurm_allocation = allocation_of(ctx, to, variables)
+    _refuse_other_queues(ctx, to)
+    slurm_allocation = allocation(params, variables)
     when = _when(params, variables)
     search = ctx.parent.command.commands["search"]
     with search.make_context("search", list(words), parent=ctx.parent) as context:

@@ -24,8 +24,8 @@ from autotune.cli.daemon import StateDir, client
 from autotune.cli.options import Json, refuse_group_options
 from autotune.cli.output import print_json, print_rich
 from autotune.cluster.slurm_queue import PREFIX, SlurmJob, SlurmQueue, SlurmRow
-from autotune.daemon.runner import follow, tell
 from autotune.daemon.client import Client
+from autotune.daemon.runner import follow, tell
 from autotune.report.document import pairs
 from autotune.report.panel import observer_for
 from autotune.space.formatting import count, one_line, seconds_text

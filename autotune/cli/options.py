@@ -270,23 +270,16 @@ def typer_option(one: SearchOption, *, help_: str | None = None, default: Any = 
     )
 
 
-def search_options(
-    options: Sequence[SearchOption], *, required: Sequence[str] = ()
-) -> Callable[..., Callable[..., None]]:
-    """Return a decorator that adds options of a search to a command.
-
-    The command receives their values, by option name, as its first argument.
-
-    Args:
-        required: names of the options that have no default.
-    """
+def search_options(options: Sequence[SearchOption]) -> Callable[..., Callable[..., None]]:
+    """Return a decorator that adds options of a search to a command, which receives their values, by option name, as
+    its first argument."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def typed(**given: Any) -> None:
             command({one.name: given.pop(one.name) for one in options}, **given)
 
         own_parameters = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-        parameters = [*(_parameter(one, one.name in required) for one in options), *own_parameters]
+        parameters = [*map(_parameter, options), *own_parameters]
         # Typer reads a command's help, name and parameters from these attributes.
         typed.__doc__, typed.__name__ = command.__doc__, command.__name__
         typed.__annotations__ = {one.name: one.annotation for one in parameters}
@@ -296,10 +289,10 @@ def search_options(
     return decorate
 
 
-def _parameter(one: SearchOption, required: bool) -> inspect.Parameter:
+def _parameter(one: SearchOption) -> inspect.Parameter:
     kind: Any = one.spelling.kind
     listed = list[kind] if one.spelling.many else kind
-    default = typer_option(one, default=... if required else one.default)
+    default = typer_option(one, default=one.default)
     return inspect.Parameter(one.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=listed)
 
 

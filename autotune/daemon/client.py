@@ -222,7 +222,7 @@ class Client:
     def call(self, call: Call) -> dict[str, Any]:
         """Send a call and return the result."""
         message = {"version": VERSION, "call": call.model_dump(mode="json")}
-        line = json.dumps(message).encode() + b"\n"
+        line = json.dumps(message, ensure_ascii=False).encode() + b"\n"
         if len(line) > CALL_BYTES:
             raise UsageError(
                 f"that is {len(line)} bytes, and a call has {CALL_BYTES} at the most",

@@ -19,8 +19,8 @@ from autotune.base.clock import Clock, SystemClock, timestamp
 from autotune.base.errors import MachineError, UsageError
 from autotune.base.records import Failed, Job, JobState, Queued, Running, Status
 from autotune.daemon.claims import Claims, Unclaimed
-from autotune.daemon.runner import Runner, changed_source
 from autotune.daemon.queue import Queue
+from autotune.daemon.runner import Runner, changed_source
 from autotune.machine.cpu_load import CpuWatch
 from autotune.machine.gpu import Gpu, NvmlUnavailable, visible
 

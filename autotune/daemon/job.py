@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from autotune.base.clock import SystemClock
 from autotune.base.errors import SIGNALS, AutotuneError, UsageError
@@ -17,8 +18,8 @@ from autotune.base.layout import JobFiles, StudyFiles, find_daemon
 from autotune.base.observer import Observer
 from autotune.base.records import End, Job
 from autotune.daemon.claims import adopt_orphans
-from autotune.daemon.runner import LIMIT_YOURSELF, EventLog, changed_source, limit_process, write_end
 from autotune.daemon.queue import read_job_file
+from autotune.daemon.runner import LIMIT_YOURSELF, EventLog, changed_source, limit_process, write_end
 from autotune.profile.in_force import Store
 from autotune.search import Environment, resume, search
 from autotune.search.replay import read_surface
@@ -48,7 +49,8 @@ def main(arguments: list[str]) -> int:
         if limits == [LIMIT_YOURSELF]:
             limit_process(job.request.host_memory_bytes, job.request.cores)
         with contextlib.closing(EventLog(files.events, SystemClock())) as observer:
-            end = _run(job, files, device, observer, lambda: received[0] if received else None, mark)
+            found = _run(job, files, device, observer, lambda: received[0] if received else None)
+            end = End(mark=mark, exit_code=0, **found)
     except AutotuneError as error:
         print(f"autotune: {error}", file=sys.stderr)  # noqa: T201
         end = End(mark=mark, exit_code=error.exit_code, message=str(error), advice=error.advice)
@@ -62,11 +64,15 @@ def main(arguments: list[str]) -> int:
     return end.exit_code
 
 
-def _run(job: Job, files: JobFiles, device: str, observer: Observer, stop: Callable[[], int | None], mark: str) -> End:
-    """Run the search; return the record of its end."""
-    request, end = job.request, End(mark=mark, exit_code=0)
+def _run(job: Job, files: JobFiles, device: str, observer: Observer, stop: Callable[[], int | None]) -> dict[str, Any]:
+    """Run the search; return the fields of its end record that say what came of it."""
+    request = job.request
     if request.replay is not None:
-        return end.model_copy(update={"found": _replay(job, Path(request.replay), files, observer, stop)})
+        path = Path(request.replay)
+        surface = read_surface(path)
+        space, outcome = replay_request(surface, request.spec, observer=observer, stop=stop)
+        write_atomic(files.replayed, json.dumps(replayed_json(path, surface, space, outcome)))
+        return {"found": standing_text(outcome.best, outcome.baseline)}
     env = Environment.real(observer, stop)
     study = StudyFiles(Path(request.studies_dir) / request.spec.name)
     if study.request.exists() and read_request(study).mark != request.spec.mark:
@@ -82,22 +88,14 @@ def _run(job: Job, files: JobFiles, device: str, observer: Observer, stop: Calla
         result = search(spec, Path(request.studies_dir), env)
     profile = result.profile
     if profile is None:
-        return end.model_copy(update={"found": f"no verdict: {result.outcome.because}", "open": True})
+        return {"found": f"no verdict: {result.outcome.because}", "open": True}
     text = standing_text(result.outcome.best, result.outcome.baseline, result.outcome.evidence)
     if profile.behind_store is not None or result.outcome.evidence is not None:
         # It looks ahead, so it is not a profile to train with; or it is not proven, and stays with its study.
-        return end.model_copy(update={"found": text})
+        return {"found": text}
     slot, entry = Store(find_daemon().profiles).keep(profile, instead_of=request.refreshes)
     verdict = f"; {entry.verdict}" if request.refreshes else ""
-    return end.model_copy(update={"found": f"{text}{verdict}", "slot": slot})
-
-
-def _replay(job: Job, path: Path, files: JobFiles, observer: Observer, stop: Callable[[], int | None]) -> str:
-    spec = job.request.spec
-    surface = read_surface(path)
-    space, outcome = replay_request(surface, spec, observer=observer, stop=stop)
-    write_atomic(files.replayed, json.dumps(replayed_json(path, surface, space, outcome)))
-    return standing_text(outcome.best, outcome.baseline)
+    return {"found": f"{text}{verdict}", "slot": slot}
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 from autotune.base.clock import Clock, timestamp
@@ -14,9 +14,9 @@ from autotune.base.errors import MachineError, UsageError
 from autotune.base.files import has_room
 from autotune.base.records import Cancelled, Done, Failed, Job, JobState, Paused, Queued, Running, Status
 from autotune.daemon.devices import CPU, Board, Dispatcher, Settings, within
-from autotune.daemon.runner import Ended, Runner, next_state
 from autotune.daemon.notices import Notices
 from autotune.daemon.queue import Queue
+from autotune.daemon.runner import Ended, Runner, next_state
 
 log = logging.getLogger(__name__)
 
@@ -39,106 +39,6 @@ class _Run:
     stop_since: float | None = None
     terminated: bool = False
     then: Queued | Paused | Failed | Cancelled | None = None
-
-
-@dataclass
-class Runs:
-    """The runs of one daemon, by the number of their job.
-
-    Args:
-        minute: returns the minute of the day, local time.
-    """
-
-    queue: Queue
-    runner: Runner
-    board: Board
-    settings: Settings
-    clock: Clock
-    minute: Callable[[], int]
-    _runs: dict[int, _Run] = field(default_factory=dict)
-
-    def __bool__(self) -> bool:
-        return bool(self._runs)
-
-    def __contains__(self, number: int) -> bool:
-        return number in self._runs
-
-    def begun(self, number: int) -> None:
-        """Record a run that has just started."""
-        self._runs[number] = _Run(saved=self.clock.now())
-
-    def ended(self, number: int) -> None:
-        """Forget a run whose end is recorded."""
-        self._runs.pop(number, None)
-
-    def unsaved_s(self, number: int) -> float:
-        """Return the seconds that a run has taken since its job's record was last written."""
-        run = self._runs.get(number)
-        return self.clock.now() - run.saved if run else 0.0
-
-    def stop_all(self, *, now: bool) -> None:
-        """Tell every run to stop.
-
-        Args:
-            now: kill them at the next check, without a grace period.
-        """
-        for number, run in self._runs.items():
-            if run.stop_since is None:
-                run.stop_since = self.clock.now()
-            if now:
-                run.stop_since -= self.settings.grace_s
-            elif self.runner.knows(number) and not run.terminated:
-                run.terminated = True
-                self.runner.terminate(number)
-
-    def check(self, job: Job) -> None:
-        """Stop a job's run if it must stop, and record its running time from time to time.
-
-        Raises:
-            MachineError: the queue cannot be written; the run is stopped nevertheless.
-        """
-        run, status, now = self._runs[job.id], job.status, self.clock.now()
-        assert isinstance(status, Running)
-        run.then = status.then or run.then or self._reason_to_stop(job, status, job.spent_s + now - run.saved)
-        if run.then is not None and run.stop_since is None:
-            run.stop_since = now
-            log.info("job %d is asked to end: %s", job.id, getattr(run.then, "why", "it was cancelled"))
-        decided = run.then is not None and status.then is None
-        try:
-            # Recorded before the run is stopped, but a full disk must not keep it from being stopped.
-            if decided or now - run.saved >= SAVE_EVERY_S:
-                self._save(job, run, status.model_copy(update={"then": run.then}))
-        finally:
-            self._stop(job.id, run, status.mark)
-
-    def _stop(self, number: int, run: _Run, mark: str) -> None:
-        """Terminate a run that must stop, and kill it after the grace period."""
-        if run.stop_since is None:
-            return
-        if not run.terminated:
-            run.terminated = True
-            self.runner.terminate(number)
-        if self.clock.now() - run.stop_since >= self.settings.grace_s:
-            self.runner.kill(mark)
-
-    def _reason_to_stop(self, job: Job, status: Running, spent_s: float) -> Queued | Failed | None:
-        """Return the next state of a running job that must stop; ``None`` if it may continue."""
-        state = self.board.states.get(status.device)
-        if state is not None and state.foreign and not job.request.spec.allow_busy:
-            pids = ", ".join(map(str, sorted(state.foreign)))
-            return Queued(why=f"process {pids} came to its card")
-        limit_s = job.request.max_s
-        if limit_s is not None and spent_s >= limit_s:
-            why = f"it ran for the {limit_s / 3600:.3g} h that it may run"
-            return Failed(ended=timestamp(), exit_code=None, why=why)
-        if job.request.window is not None and not within(job.request.window, self.minute()):
-            return Queued(why="the time of day in which it may run is over")
-        return None
-
-    def _save(self, job: Job, run: _Run, status: Running) -> None:
-        now = self.clock.now()
-        self.queue.move(job.id, JobState.RUNNING, status, spent_s=job.spent_s + now - run.saved)
-        run.saved = now
 
 
 _T = TypeVar("_T")
@@ -193,7 +93,8 @@ class Scheduler:
         self._dispatcher = Dispatcher(
             queue, runner, board, clock, wall_s, boot_id, jitter, self._update_devices, self._end
         )
-        self._runs = Runs(queue, runner, board, settings, clock, self._dispatcher.minute)
+        #: The runs that this daemon has started, by the number of their job.
+        self._runs: dict[int, _Run] = {}
         self._devices_read_at: float | None = None
         self._retry_at = 0.0
         #: Runs that have ended but are not recorded in the queue yet.
@@ -241,8 +142,10 @@ class Scheduler:
         # A process can be waited for only once, so its result is kept until the queue has recorded it.
         self._ended |= {ended.job: ended for ended in self._runner.ended()}
         for number, ended in list(self._ended.items()):
-            self._settle(self.queue.job(number), ended, spent_s=self._runs.unsaved_s(number))
-            self._runs.ended(number)
+            run = self._runs.get(number)
+            unsaved_s = self._clock.now() - run.saved if run else 0.0
+            self._settle(self.queue.job(number), ended, spent_s=unsaved_s)
+            self._runs.pop(number, None)
             del self._ended[number]
 
     def recover(self) -> None:
@@ -276,7 +179,7 @@ class Scheduler:
             if job.id not in self._runs or job.id in self._ended:
                 continue
             try:
-                self._runs.check(job)
+                self._check(job, self._runs[job.id])
             except MachineError as error:
                 # A failed write for one job must not keep the others from being stopped.
                 trouble = error
@@ -299,7 +202,7 @@ class Scheduler:
                 raise MachineError(f"the disk of {self.queue.files.folder} is full", advice="free some space.")
             job, device = candidate
             if self._dispatcher.start(job, device):
-                self._runs.begun(job.id)
+                self._runs[job.id] = _Run(saved=self._clock.now())
             tried.add(device)
 
     def notify(self) -> None:
@@ -381,7 +284,14 @@ class Scheduler:
         These continue when a daemon is started again.
         """
         self.stopping = True
-        self._runs.stop_all(now=now)
+        for number, run in self._runs.items():
+            if run.stop_since is None:
+                run.stop_since = self._clock.now()
+            if now:
+                run.stop_since -= self._settings.grace_s
+            elif self._runner.knows(number) and not run.terminated:
+                run.terminated = True
+                self._runner.terminate(number)
 
     def running(self) -> list[Job]:
         """Return the running jobs."""
@@ -417,6 +327,47 @@ class Scheduler:
             device: self._runner.pids(job.id) if self._runner.knows(job.id) else None
             for device, job in self.taken().items()
         }
+
+    def _check(self, job: Job, run: _Run) -> None:
+        """Stop a job's run if it must stop, and record its running time from time to time.
+
+        Raises:
+            MachineError: the queue cannot be written; the run is stopped nevertheless.
+        """
+        status, now = job.status, self._clock.now()
+        assert isinstance(status, Running)
+        spent_s = job.spent_s + now - run.saved
+        run.then = status.then or run.then or self._reason_to_stop(job, status, spent_s)
+        if run.then is not None and run.stop_since is None:
+            run.stop_since = now
+            log.info("job %d is asked to end: %s", job.id, getattr(run.then, "why", "it was cancelled"))
+        decided = run.then is not None and status.then is None
+        try:
+            # Recorded before the run is stopped, but a full disk must not keep it from being stopped.
+            if decided or now - run.saved >= SAVE_EVERY_S:
+                status_then = status.model_copy(update={"then": run.then})
+                self.queue.move(job.id, JobState.RUNNING, status_then, spent_s=spent_s)
+                run.saved = now
+        finally:
+            if run.stop_since is not None and not run.terminated:
+                run.terminated = True
+                self._runner.terminate(job.id)
+            if run.stop_since is not None and self._clock.now() - run.stop_since >= self._settings.grace_s:
+                self._runner.kill(status.mark)
+
+    def _reason_to_stop(self, job: Job, status: Running, spent_s: float) -> Queued | Failed | None:
+        """Return the next state of a running job that must stop; ``None`` if it may continue."""
+        state = self.board.states.get(status.device)
+        if state is not None and state.foreign and not job.request.spec.allow_busy:
+            pids = ", ".join(map(str, sorted(state.foreign)))
+            return Queued(why=f"process {pids} came to its card")
+        limit_s = job.request.max_s
+        if limit_s is not None and spent_s >= limit_s:
+            why = f"it ran for the {limit_s / 3600:.3g} h that it may run"
+            return Failed(ended=timestamp(), exit_code=None, why=why)
+        if job.request.window is not None and not within(job.request.window, self._dispatcher.minute()):
+            return Queued(why="the time of day in which it may run is over")
+        return None
 
     def _waiting(self) -> bool:
         return self._cached("counts", self.queue.counts)[JobState.QUEUED] > 0

@@ -20,7 +20,6 @@ from autotune.base.errors import AutotuneError, MachineError, UsageError
 from autotune.base.layout import StudyFiles
 from autotune.base.records import ENDED, SCHEMA_VERSION, Job, JobRequest, JobState
 from autotune.base.version import __version__
-from autotune.daemon.queue import Queue
 from autotune.daemon.client import (
     CALL_BYTES,
     JobCall,
@@ -35,6 +34,7 @@ from autotune.daemon.client import (
     read_call,
     short_name,
 )
+from autotune.daemon.queue import Queue
 from autotune.daemon.scheduler import Scheduler
 from autotune.study.budget import Reservation, refuse_reserved, release, reservation_of, reserve
 
@@ -220,9 +220,7 @@ def _remove_stale_socket(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.geteuid():
-        raise MachineError(
-            f"{path} is there, and is no socket of this user's", advice="move it out of the way."
-        )
+        raise MachineError(f"{path} is there, and is no socket of this user's", advice="move it out of the way.")
     probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         with short_name(path) as name:
@@ -234,9 +232,7 @@ def _remove_stale_socket(path: Path) -> None:
         pass
     finally:
         probe.close()
-    raise MachineError(
-        f"another program listens at {path}", advice="end it; no other daemon uses this state folder."
-    )
+    raise MachineError(f"another program listens at {path}", advice="end it; no other daemon uses this state folder.")
 
 
 def _user_of(connection: socket.socket) -> int:

@@ -26,12 +26,12 @@ from autotune.base.layout import DaemonFiles, lock_folder
 from autotune.base.records import Done, Job, JobRequest
 from autotune.daemon.claims import Children, Claims
 from autotune.daemon.devices import Board, GpuQuery, RealDevices, Settings
-from autotune.daemon.runner import ProcessRunner, boot_id, has_systemd, systemd_scope
 from autotune.daemon.notices import Notices
 from autotune.daemon.page import Page
 from autotune.daemon.queue import Opened, Queue, open_queue
-from autotune.daemon.server import Handlers, Server
+from autotune.daemon.runner import ProcessRunner, boot_id, has_systemd, systemd_scope
 from autotune.daemon.scheduler import Scheduler
+from autotune.daemon.server import Handlers, Server
 from autotune.machine import nvml
 from autotune.machine.gpu import gpus
 
@@ -205,6 +205,7 @@ UMask=0077
 [Install]
 WantedBy=default.target
 """
+
 
 TICK_S = 1.0
 #: Minimum interval between ticks triggered by calls.

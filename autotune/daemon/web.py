@@ -28,9 +28,9 @@ from autotune.base.errors import AutotuneError, DaemonUnreachableError, MachineE
 from autotune.base.layout import DaemonFiles, StudyFiles
 from autotune.base.observer import Observer
 from autotune.base.records import ENDED, Config, Job, JobRow, JobState, Running, StudySpec, Trial
-from autotune.daemon.runner import tell
-from autotune.daemon.page import TOKEN, address_of, is_loopback, require_token
 from autotune.daemon.client import Client
+from autotune.daemon.page import TOKEN, address_of, is_loopback, require_token
+from autotune.daemon.runner import tell
 from autotune.report import headline_of
 from autotune.report.document import Column, Document, Grid, Kind, Links, Paragraph, Part, Section, facts
 from autotune.report.formats import to_html

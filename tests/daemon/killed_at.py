@@ -7,8 +7,8 @@ import sys
 from autotune.base.records import Running
 from autotune.cli.main import main
 from autotune.daemon import queue
-from autotune.daemon.runner import ProcessRunner
 from autotune.daemon.queue import Queue
+from autotune.daemon.runner import ProcessRunner
 from autotune.daemon.scheduler import Scheduler
 
 step = sys.argv.pop(1)

@@ -13,12 +13,12 @@ from autotune.base.errors import MachineError, UsageError
 from autotune.base.layout import QueueFiles, StudyFiles
 from autotune.base.observer import Observer
 from autotune.base.records import JobRequest, StudySpec
+from autotune.daemon.client import Retry
 from autotune.daemon.devices import Board, Settings
 from autotune.daemon.notices import Notices
 from autotune.daemon.queue import open_queue
-from autotune.daemon.client import Retry
-from autotune.daemon.server import Handlers
 from autotune.daemon.scheduler import Scheduler
+from autotune.daemon.server import Handlers
 from autotune.search import Environment, search, study_folders
 from autotune.study.budget import Reservation, reservation_of, reserve
 from autotune.study.request import write_request

@@ -21,8 +21,8 @@ import pytest
 from autotune.base.errors import MachineError, UsageError
 from autotune.base.layout import DaemonFiles, StudyFiles
 from autotune.base.records import Beat, JobState, Phase
-from autotune.daemon.runner import EventLog
 from autotune.daemon.page import address_of, is_loopback, require_token
+from autotune.daemon.runner import EventLog
 from autotune.daemon.web import CONNECTIONS, Site, dashboard_of, overview, read_progress
 from tests.support import FakeClock, make_outcome, make_study_spec, make_trial
 
