@@ -72,11 +72,7 @@ def export(
 
 
 def _chosen(typed: str | None, output: Path | None) -> Format:
-    """Return the format that is typed, or else the only one that the file's ending can mean.
-
-    Raises:
-        UsageError: there is no such format, or the ending belongs to none.
-    """
+    """Return the format that is typed, or else the only one that the file's ending can mean."""
     if typed is not None:
         if typed in FORMATS:
             return FORMATS[typed]
@@ -94,11 +90,7 @@ def _chosen(typed: str | None, output: Path | None) -> Format:
 
 
 def _check_replaceable(output: Path, *, force: bool) -> None:
-    """Refuse to overwrite anything but an earlier export: a mistyped name may be that of a script.
-
-    Raises:
-        UsageError: the file exists and is something else, or is in the folder of a study.
-    """
+    """Refuse to overwrite anything but an earlier export: a mistyped name may be that of a script."""
     if not output.is_file():
         return
     parents = {*output.absolute().parents, *output.resolve().parents}

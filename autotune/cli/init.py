@@ -90,11 +90,7 @@ def write_script_file(words: Sequence[str], file: Path | None) -> None:
 
 
 def _help_of(words: Sequence[str]) -> tuple[str, str | None]:
-    """Return a command's help text and, if there is none, the reason as a predicate.
-
-    Raises:
-        UsageError: the program cannot be run.
-    """
+    """Return a command's help text and, if there is none, the reason as a predicate."""
     # Wide, so that no line is wrapped.
     env = {**os.environ, "COLUMNS": "200", "TERMINAL_WIDTH": "200", "NO_COLOR": "1"}
     try:

@@ -36,11 +36,7 @@ from autotune.workload.catalog import source_hash
 
 
 def _slurms_number(text: str) -> int | None:
-    """Return the number of a Slurm job; ``None`` if the text does not name one.
-
-    Raises:
-        UsageError: it has the prefix of one, but no number.
-    """
+    """Return the number of a Slurm job; ``None`` if the text does not name one."""
     if not text.startswith(PREFIX):
         return None
     number = text.removeprefix(PREFIX)
@@ -52,12 +48,7 @@ def _slurms_number(text: str) -> int | None:
 
 
 def _daemons_number(text: str) -> int:
-    """Return the number of one of the daemon's jobs, for a command that only works on those.
-
-    Raises:
-        UsageError: the job is Slurm's.
-        ValueError: the text is not a number.
-    """
+    """Return the number of one of the daemon's jobs, for a command that only works on those."""
     number = _slurms_number(text)
     if number is not None:
         raise UsageError(

@@ -331,11 +331,7 @@ def was_typed(ctx: Any, name: str) -> bool:
 
 
 def refuse_group_options(ctx: typer.Context) -> None:
-    """Refuse options between a command group and its subcommand, which would otherwise be ignored.
-
-    Raises:
-        UsageError: there is such an option.
-    """
+    """Refuse options between a command group and its subcommand, which would otherwise be ignored."""
     for name in ctx.params:
         if was_typed(ctx, name):
             typed = flag(name.removeprefix("as_"))

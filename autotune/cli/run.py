@@ -114,12 +114,7 @@ def command(
 
 
 def _promised(profile: Path | None, study: str, studies: Path, trial: int | None) -> tuple[Profile, str]:
-    """Return the profile to run with, and its name.
-
-    Raises:
-        UsageError: there is no such trial.
-        ProfileError: the profile cannot be read.
-    """
+    """Return the profile to run with, and its name."""
     if profile is not None:
         promised, name = read(profile), profile.name
     else:
@@ -131,11 +126,7 @@ def _promised(profile: Path | None, study: str, studies: Path, trial: int | None
 
 
 def _refuse_untold(script: CommandRef, profile: Profile) -> None:
-    """Refuse a profile with a value that the command would have to set, if ``--map`` does not say how.
-
-    Raises:
-        UsageError: there is such a value.
-    """
+    """Refuse a profile with a value that the command would have to set, if ``--map`` does not say how."""
     own_values = {**profile.baseline.configuration, **script.own}
     for name, values in told_values(script).items():
         value = profile.configuration.get(name)
@@ -198,11 +189,7 @@ def _beside(words: list[str], allow: tuple[str, ...], expect_s: float, studies: 
 
 
 def _become(words: list[str], env: dict[str, str]) -> None:
-    """Replace this process.
-
-    Raises:
-        UsageError: the program cannot be run.
-    """
+    """Replace this process."""
     flush_streams()
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         # Python ignores these signals, and ignored signals stay ignored in the new program.

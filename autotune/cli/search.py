@@ -34,9 +34,6 @@ def refuse_beside_replay(typed: Mapping[str, object], *, names: Collection[str] 
     Args:
         typed: option values of the command line, by the names of `search`'s options.
         names: options to allow nevertheless.
-
-    Raises:
-        UsageError: such an option is given.
     """
     for option in OPTIONS:
         if option.recorded and option.name not in names and option.asked(typed[option.name]):

@@ -342,11 +342,7 @@ def train(
 
 
 def _refuse_together(ctx: typer.Context, epochs: int | None) -> None:
-    """Refuse combinations of options that make no sense.
-
-    Raises:
-        UsageError: there is one.
-    """
+    """Refuse combinations of options that make no sense."""
     if epochs is not None and was_typed(ctx, "steps"):
         raise UsageError("--steps and --epochs are two trainings", advice="leave one of them out.")
     needing = {"checkpoints": "--checkpoints", "every": "--checkpoint-every", "track": "--track"}
@@ -356,11 +352,7 @@ def _refuse_together(ctx: typer.Context, epochs: int | None) -> None:
 
 
 def _refuse_torchrun(ranks: int) -> None:
-    """Refuse to start a profile's ranks inside each rank of a launcher.
-
-    Raises:
-        UsageError: ``torchrun`` started this process.
-    """
+    """Refuse to start a profile's ranks inside each rank of a launcher."""
     if ranks > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
         raise UsageError(
             f"the profile is of {ranks} ranks, and torchrun has started this process already",
@@ -370,11 +362,7 @@ def _refuse_torchrun(ranks: int) -> None:
 
 @contextlib.contextmanager
 def _workloads_own_errors(name: str) -> Iterator[None]:
-    """Attribute errors to the workload, whose code runs in this process.
-
-    Raises:
-        WorkloadError: it raised something other than an `AutotuneError`.
-    """
+    """Attribute errors to the workload, whose code runs in this process."""
     try:
         yield
     except AutotuneError:

@@ -73,11 +73,7 @@ class Claims:
         return None
 
     def _locked(self, device: str) -> tuple[int, ...]:
-        """Return the descriptors of a device's locks.
-
-        Raises:
-            Unclaimed: one of them cannot be acquired.
-        """
+        """Return the descriptors of a device's locks."""
         if self._folder is None:
             return ()
         with contextlib.ExitStack() as undo:

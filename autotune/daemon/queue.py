@@ -38,11 +38,7 @@ _VERSION = 1
 
 
 def _make_tables(connection: sqlite3.Connection) -> None:
-    """Make the tables, unless they are there. A change of `_VERSION` also has to convert older ones here.
-
-    Raises:
-        MachineError: a newer autotune wrote the file.
-    """
+    """Make the tables, unless they are there. A change of `_VERSION` also has to convert older ones here."""
     if _version_of(connection) == _VERSION:
         return
     connection.execute("begin immediate")

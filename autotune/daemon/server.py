@@ -210,11 +210,7 @@ class Server:
 
 
 def _remove_stale_socket(path: Path) -> None:
-    """Remove the socket of a process that no longer listens.
-
-    Raises:
-        MachineError: the path is not a socket of this user, or another process listens on it.
-    """
+    """Remove the socket of a process that no longer listens."""
     try:
         status = os.lstat(path)
     except FileNotFoundError:
