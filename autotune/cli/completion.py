@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import typer
@@ -137,7 +137,5 @@ def _files(incomplete: str) -> Iterator[str]:
                     yield f"{base}{entry.name}"
 
 
-def _fitting(
-    names: Iterator[str] | Mapping[str, object] | set[str] | list[str] | tuple[str, ...], start: str
-) -> list[str]:
+def _fitting(names: Iterable[str], start: str) -> list[str]:
     return sorted(name for name in names if name.startswith(start))

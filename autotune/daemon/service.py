@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -142,26 +142,16 @@ def rematch(job: Job, slot: str, baseline: dict[str, str], rows: list[list[str]]
     return job.request.model_copy(update=changes)
 
 
-# The service notification protocol of systemd (sd_notify(3)), and the daemon's unit file.
+def _notify_systemd(line: str) -> None:
+    """Send a message such as ``READY=1`` or ``WATCHDOG=1`` to systemd (sd_notify(3)), if that has started the daemon.
 
-
-class SystemdNotifier:
-    """Sends status messages to systemd; does nothing if the environment has no ``NOTIFY_SOCKET``."""
-
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._address = environment.get("NOTIFY_SOCKET")
-
-    def notify(self, *lines: str) -> None:
-        """Send messages such as ``READY=1`` or ``WATCHDOG=1``. Never raises, since systemd may have gone away."""
-        if not self._address:
-            return
-        address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as notice:
-                notice.settimeout(1.0)
-                notice.sendto("\n".join(lines).encode(), address)
-        except OSError:
-            return
+    Never raises, since systemd may have gone away.
+    """
+    address = os.environ.get("NOTIFY_SOCKET")
+    if address:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notice:
+            notice.settimeout(1.0)
+            notice.sendto(line.encode(), "\0" + address[1:] if address.startswith("@") else address)
 
 
 def _escaped(command: Sequence[str]) -> str:
@@ -240,7 +230,6 @@ class _Daemon:
         self._settings = settings
         self._received = received
         self._clock = SystemClock()
-        self._systemd = SystemdNotifier(os.environ)
         opened = open_queue(files.queue)
         notes = _notes(opened)
         for note in notes:
@@ -272,7 +261,7 @@ class _Daemon:
         """Reply to calls and tick until the daemon is stopped and its runs have ended."""
         self._server.wake_on(wakeup)
         self._guarded(self._write_address)
-        self._systemd.notify("READY=1")
+        _notify_systemd("READY=1")
         log.info("the daemon runs, process %d", os.getpid())
         # The daemon queries NVML all the time, and its end must not wait for a hanging driver: the process closes it.
         nvml.keep_open()
@@ -286,7 +275,7 @@ class _Daemon:
                     ticked = now
                     self._tick()
         finally:
-            self._systemd.notify("STOPPING=1")
+            _notify_systemd("STOPPING=1")
             self._notices.close()
             self._page.close()
             self._server.close()
@@ -297,7 +286,7 @@ class _Daemon:
         self._handlers.changed = False
         if self._received and not self._scheduler.stopping:
             log.info("signal %d: the daemon ends", self._received[0])
-            self._systemd.notify("STOPPING=1")
+            _notify_systemd("STOPPING=1")
             self._scheduler.stop(now=False)
         self._guarded(self._check_queue)
         self._scheduler.tick()
@@ -305,7 +294,7 @@ class _Daemon:
             for step in (self._upkeep.step, self._page.step):
                 self._guarded(step)
         # The watchdog is notified only here, so that systemd detects a scheduler that hangs.
-        self._systemd.notify("WATCHDOG=1")
+        _notify_systemd("WATCHDOG=1")
         if not self._server.is_in_place():
             self._guarded(self._rebind)
         self._handlers.refused = self._server.refused
