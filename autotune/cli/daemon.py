@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import inspect
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,8 +20,7 @@ from autotune.base.files import exclusive_lock, make_folder, write_atomic
 from autotune.base.layout import DaemonFiles, find_daemon
 from autotune.base.parsing import duration_s, size_bytes
 from autotune.base.records import SCHEMA_VERSION
-from autotune.cli.help_text import BEYOND, also_takes
-from autotune.cli.options import Json
+from autotune.cli.options import Json, takes, typed_words
 from autotune.cli.output import print_json
 from autotune.daemon.client import Client
 from autotune.space.formatting import listed, seconds_text
@@ -59,7 +60,6 @@ MetricsFile = Annotated[
 ]
 Web = Annotated[str | None, typer.Option("--web", help="A read-only page at this address.", metavar="127.0.0.1:PORT")]
 
-_TAKES_BOTH = also_takes("run", "Options of autotune daemon run")
 #: Time limit for a started daemon to answer, and for a stopped one to end.
 _PATIENCE_S = 40.0
 
@@ -92,19 +92,22 @@ def run(
     serve(find_daemon(state_dir), settings)
 
 
-@app.command(cls=_TAKES_BOTH, context_settings=BEYOND)
-def start(ctx: typer.Context, state_dir: StateDir = None, as_json: Json = False) -> None:
+#: The parameters of `run`, but for the state folder.
+_OF_RUN = list(inspect.signature(run, eval_str=True).parameters.values())[:-1]
+
+
+@app.command()
+@takes(_OF_RUN)
+def start(typed: Mapping[str, Any], ctx: typer.Context, state_dir: StateDir = None, as_json: Json = False) -> None:
     """Start the daemon in the background. Takes everything that `autotune daemon run` takes."""
     files = find_daemon(state_dir)
-    # Parse the options of `run` here, so that a wrong one is reported now and not only in the log of the new process.
-    ctx.parent.command.commands["run"].make_context("run", list(ctx.args), parent=ctx.parent)  # type: ignore[union-attr]
     if files.lock.exists() and not _is_free(files):
         raise UsageError("a daemon runs already", advice="`autotune daemon status` asks it.")
     stderr_path = files.state / "daemon.stderr"
     make_folder(files.state, "--state-dir names another folder.", mode=0o700)
     with stderr_path.open("wb") as stream:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "autotune", *_run_words(state_dir, ctx.args)],
+            [sys.executable, "-P", "-m", "autotune", *_run_words(ctx, state_dir, typed)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=stream,
@@ -196,8 +199,10 @@ def logs(
             typer.echo(text)
 
 
-@app.command(cls=_TAKES_BOTH, context_settings=BEYOND)
+@app.command()
+@takes(_OF_RUN)
 def install(
+    typed: Mapping[str, Any],
     ctx: typer.Context,
     folder: Annotated[
         Path | None, typer.Option("--unit-dir", help="Where the unit goes.  [default: systemd's for this user]")
@@ -208,8 +213,7 @@ def install(
     from autotune.daemon.page import TOKEN, require_token
     from autotune.daemon.service import unit
 
-    parsed = ctx.parent.command.commands["run"].make_context("run", list(ctx.args), parent=ctx.parent)  # type: ignore[union-attr]
-    web, metrics = parsed.params["web"], parsed.params["metrics_file"]
+    web, metrics = typed["web"], typed["metrics_file"]
     if web is not None:
         require_token(web, os.environ.get(TOKEN))
     if metrics is not None and not metrics.is_absolute():
@@ -219,7 +223,7 @@ def install(
     make_folder(place, "--unit-dir names another folder.")
     path = place / "autotune.service"
     # The state folder is written out, because a unit does not inherit the environment of the user who installs it.
-    words = _run_words(find_daemon(state_dir).state, ctx.args)
+    words = _run_words(ctx, find_daemon(state_dir).state, typed)
     write_atomic(path, unit([sys.executable, "-P", "-m", "autotune", *words]))
     if os.environ.get(TOKEN):
         typer.echo(f"{TOKEN} is not written there: set it with `systemctl --user edit autotune`")
@@ -229,9 +233,9 @@ def install(
     typer.echo("and without a login:               loginctl enable-linger")
 
 
-def _run_words(state_dir: Path | None, words: list[str]) -> list[str]:
+def _run_words(ctx: typer.Context, state_dir: Path | None, typed: Mapping[str, Any]) -> list[str]:
     where = [] if state_dir is None else ["--state-dir", str(state_dir.expanduser().absolute())]
-    return ["daemon", "run", *where, *words]
+    return ["daemon", "run", *where, *typed_words(ctx, typed)]
 
 
 def _is_free(files: DaemonFiles) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +82,7 @@ def _option(head: str, more: str) -> HelpOption:
 
 # How help groups options and commands: by the question that they answer.
 
+LAST_PANEL = "Output"
 #: Options of a search by panel, those that most people need first. Options in none of them go to the last.
 OPTION_PANELS: dict[str, tuple[str, ...]] = {
     "Most used": (
@@ -96,7 +96,15 @@ OPTION_PANELS: dict[str, tuple[str, ...]] = {
     "What to try": ("baseline", "memory_limit", "trials", "sampler", "seed"),
     "Other goals": ("require", "epochs", "samples", "price_per_hour"),
     "Other machines": ("devices", "on", "on_resources", "workers", "storage", "allow_busy"),
-    "Output": (),
+    LAST_PANEL: (),
+}
+#: Options of `submit` alone, by panel.
+JOB_PANELS: dict[str, tuple[str, ...]] = {
+    "The job": (
+        *("to", "priority", "gpu", "not_before", "window", "max_hours", "after", "on_reboot", "on_done"),
+        *("host_memory", "cores", "env", "keep_fresh", "again"),
+    ),
+    "Slurm": ("partition", "gres", "time", "cpus", "mem", "account", "qos", "sbatch"),
 }
 #: Commands by panel. Each command is in one.
 COMMAND_PANELS: dict[str, tuple[str, ...]] = {
@@ -107,32 +115,19 @@ COMMAND_PANELS: dict[str, tuple[str, ...]] = {
 }
 
 
-def _write_panels(ctx: Any, formatter: Any, options: Sequence[Any]) -> None:
-    """Write options by panel."""
-    unlisted = {option.name: row for option in options if (row := option.get_help_record(ctx)) is not None}
-    last = list(OPTION_PANELS)[-1]
-    for title, names in OPTION_PANELS.items():
-        rows = [unlisted.pop(name) for name in (list(unlisted) if title == last else names) if name in unlisted]
-        if rows:
-            with formatter.section(title):
-                formatter.write_dl(rows)
-
-
 class InPanels(TyperCommand):
-    """A command that lists its options in panels."""
+    """A command that lists its arguments, and then its options in panels."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the arguments, and the options by panel."""
+        """Write the panels that have something to show."""
         parameters = self.get_params(ctx)
-        arguments = [
-            row
-            for parameter in parameters
-            if not _is_option(parameter) and (row := parameter.get_help_record(ctx)) is not None
-        ]
-        if arguments:
-            with formatter.section("Arguments"):
-                formatter.write_dl(arguments)
-        _write_panels(ctx, formatter, [parameter for parameter in parameters if _is_option(parameter)])
+        rows = {one.name: row for one in parameters if (row := one.get_help_record(ctx)) is not None}
+        arguments = tuple(one.name for one in parameters if one.param_type_name == "argument")
+        for title, names in {"Arguments": arguments, **JOB_PANELS, **OPTION_PANELS}.items():
+            shown = [rows.pop(name) for name in (list(rows) if title == LAST_PANEL else names) if name in rows]
+            if shown:
+                with formatter.section(title):
+                    formatter.write_dl(shown)
 
 
 class CommandsInPanels(TyperGroup):
@@ -143,43 +138,3 @@ class CommandsInPanels(TyperGroup):
         for title, names in COMMAND_PANELS.items():
             with formatter.section(title):
                 formatter.write_dl([(name, self.commands[name].get_short_help_str(limit=70)) for name in names])
-
-
-def _is_option(one: Any) -> bool:
-    return bool(one.param_type_name == "option")
-
-
-# Commands that also take the options of another command, and list them in their help.
-
-#: Settings of such a command: options that it does not know are left to the other command's parser.
-BEYOND = {"allow_extra_args": True, "ignore_unknown_options": True}
-
-
-def also_takes(other: str, heading: str) -> type[TyperCommand]:
-    """Return the class of a command whose help lists the options of another command of the same group.
-
-    Args:
-        other: the other command's name.
-        heading: the heading above its options, which are in panels.
-    """
-
-    class Both(TyperCommand):
-        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-            # Words behind -- belong to the other command, and are left to it with the --, which a parser would drop.
-            separator = args.index("--") if "--" in args else len(args)
-            remaining = super().parse_args(ctx, args[:separator])
-            ctx.args = [*ctx.args, *args[separator:]]
-            return remaining
-
-        def format_options(self, ctx: Any, formatter: Any) -> None:
-            super().format_options(ctx, formatter)
-            own_names = {option.name for option in self.params}
-            other_options = [
-                option for option in ctx.parent.command.commands[other].params if option.name not in own_names
-            ]
-            formatter.write_paragraph()
-            formatter.write_text(heading)
-            with formatter.indentation():
-                _write_panels(ctx, formatter, [option for option in other_options if _is_option(option)])
-
-    return Both

@@ -15,8 +15,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from autotune.base.errors import AutotuneError, UnknownNameError, UsageError, WorkloadError, by_exit_code
 from autotune.base.parsing import size_bytes
 from autotune.base.records import JobRequest, WorkloadRef
@@ -155,8 +153,8 @@ _NOT_SUBMITTED = {
     "workers": ("runs alone", "`autotune search --workers` is for machines that work on one study."),
     "devices": ("has one device", "leave it out, or search with `autotune search --devices`."),
 }
-#: Options that concern the call, not the job.
-CALL_OPTIONS = ("to", "dry_run", "again", "state_dir", "as_json")
+#: Parameters that concern the call, not the job.
+CALL_OPTIONS = ("to", "dry_run", "again", "state_dir", "as_json", "words")
 
 
 @contextlib.contextmanager
@@ -173,24 +171,13 @@ def error_prefix(where: str) -> Iterator[None]:
         raise UsageError(f"{where}: {error.format_message().rstrip('.')}") from error
 
 
-def typed_words(ctx: typer.Context) -> list[str]:
-    """Return the options of `submit` itself that were typed, as words, without `CALL_OPTIONS`."""
-    words: list[str] = []
-    for name, value in ctx.params.items():
-        if name in CALL_OPTIONS or not was_typed(ctx, name):
-            continue
-        for item in value if isinstance(value, list | tuple) else [value]:
-            words += [flag(name), *([] if item is True else [str(item)])]
-    return words
-
-
 def repeatable_options(root: Any) -> set[str]:
     """Return the options of a job that may be repeated, as typed.
 
     Args:
         root: the context of `autotune` itself.
     """
-    params = [parameter for name in ("submit", "search") for parameter in root.command.commands[name].params]
+    params = root.command.commands["submit"].params
     return {word for parameter in params if getattr(parameter, "multiple", False) for word in parameter.opts}
 
 
@@ -204,25 +191,22 @@ def parsed_request(root: Any, to: str, words: Sequence[str]) -> tuple[JobRequest
         for name in CALL_OPTIONS:
             if was_typed(context, name):
                 raise UsageError(f"{flag(name.removeprefix('as_'))} cannot stand in a file")
-        return request_of(context, to, context.args)
+        return request_of(context, to)
 
 
-def request_of(ctx: Any, to: str, words: Sequence[str]) -> tuple[JobRequest, Allocation]:
+def request_of(ctx: Any, to: str) -> tuple[JobRequest, Allocation]:
     """Return the request of a job, and what it requests from Slurm if it is for Slurm's queue."""
     params = ctx.params
     variables = _given_variables(params["env"] or ())
     _refuse_other_queues(ctx, to)
     slurm_allocation = allocation(params, variables)
     when = _when(params, variables)
-    search = ctx.parent.command.commands["search"]
-    with search.make_context("search", list(words), parent=ctx.parent) as context:
-        search_params = context.params
-    if search_params["track"]:
+    if params["track"]:
         raise UsageError("--track is not for searches that are submitted", advice="`autotune jobs` shows them.")
-    replay: Path | None = search_params["replay"]
+    replay: Path | None = params["replay"]
     if replay is not None and to == "slurm":
         raise UsageError("--replay needs no node", advice="`autotune search --replay` runs in virtual time, here.")
-    spec = make_spec(search_params, search_params["words"] or ())
+    spec = make_spec(params, params["words"] or ())
     for name, (each, advice) in _NOT_SUBMITTED.items():
         if getattr(spec, name) is not None:
             raise UsageError(f"--{name} is not for searches that are submitted, each of which {each}", advice=advice)
@@ -246,7 +230,7 @@ def request_of(ctx: Any, to: str, words: Sequence[str]) -> tuple[JobRequest, All
         if watched is not None:
             sources[watched] = ref.sha256
     else:
-        refuse_beside_replay(search_params, names=("study", "studies_dir"))
+        refuse_beside_replay(params, names=("study", "studies_dir"))
         read_surface(replay)
         for objective in spec.objectives:
             find_objective(objective)
@@ -257,7 +241,7 @@ def request_of(ctx: Any, to: str, words: Sequence[str]) -> tuple[JobRequest, All
     request = JobRequest(
         spec=spec,
         label=label,
-        studies_dir=os.path.realpath(Path(search_params["studies_dir"]).expanduser()),
+        studies_dir=os.path.realpath(Path(params["studies_dir"]).expanduser()),
         replay=None if replay is None else str(replay.expanduser().absolute()),
         folder=str(Path.cwd()),
         python=sys.executable,

@@ -15,7 +15,7 @@ from typer.core import TyperCommand
 
 from autotune.base.errors import KINDS, AutotuneError, InterruptedSearch, MachineError, ResumeRefusedError, UsageError
 from autotune.base.version import __version__
-from autotune.cli.help_text import BEYOND, CommandsInPanels, InPanels, also_takes
+from autotune.cli.help_text import CommandsInPanels, InPanels
 from autotune.cli.output import flush_streams, prepare_streams, print_json_error, print_rich
 
 _CODES = ["0 done", "1 a promise is not kept (verify)", *(f"{kind.exit_code} {kind.stands_for}" for kind in KINDS)]
@@ -77,9 +77,8 @@ def _register() -> None:
     add("train", train.train, "Train with a profile; the rate against what it promises.")
     add("run", run.command, "Run a script with a profile, the script untouched.", context_settings=run.TAKES_COMMAND)
     add("verify", verify.command, "Whether a profile still keeps its promise.")
-    takes_both = also_takes("search", "What a search takes:")
     usage, says = "[FILE.yaml] [OPTIONS]", "Leave a search to the daemon, or to Slurm."
-    add("submit", submit.command, says, takes_both, context_settings=BEYOND, options_metavar=usage)
+    add("submit", submit.command, says, InPanels, options_metavar=usage)
     add("storage", storage.command, "A database in which several machines keep studies.")
     app.add_typer(jobs.app, name="jobs", short_help="The jobs of the daemon and of Slurm.")
     app.add_typer(profiles.app, name="profiles", short_help="The profiles in force, by training and hardware.")

@@ -398,19 +398,6 @@ def _asked_for(spec: StudySpec) -> set[str]:
     return set(spec.model_dump(exclude_defaults=True))
 
 
-def matrix_named(words: Sequence[str], root: Any) -> str | None:
-    """Return the matrix that a command line names: its only word that is neither option nor value, nor behind ``--``.
-
-    Args:
-        root: the context of `autotune` itself.
-    """
-    if "--" in words or not any(word.endswith(ENDINGS) for word in words):
-        return None
-    with root.command.commands["search"].make_context("search", list(words), parent=root) as context:
-        positional: list[str] = context.params["words"] or []
-    return positional[0] if len(positional) == 1 and positional[0].endswith(ENDINGS) else None
-
-
 def cells_of(path: Path, root: Any, *, to: str = "daemon", given: Sequence[str] = ()) -> tuple[Matrix, list[Asked]]:
     """Read a matrix; return its cells with their requests.
 
@@ -421,8 +408,7 @@ def cells_of(path: Path, root: Any, *, to: str = "daemon", given: Sequence[str] 
     Raises:
         UsageError: the file is malformed, or a cell's request is invalid.
     """
-    commands = root.command.commands
-    options = {word for name in ("submit", "search") for parameter in commands[name].params for word in parameter.opts}
+    options = {word for parameter in root.command.commands["submit"].params for word in parameter.opts}
     job_options = options - {flag(name.removeprefix("as_")) for name in CALL_OPTIONS}
     matrix = read_matrix(path, job_options, repeatable_options(root))
     return matrix, [_asked(matrix, cell, root, to, given) for cell in matrix.cells]

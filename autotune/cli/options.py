@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -271,15 +271,20 @@ def typer_option(one: SearchOption, *, help_: str | None = None, default: Any = 
 
 
 def search_options(options: Sequence[SearchOption]) -> Callable[..., Callable[..., None]]:
-    """Return a decorator that adds options of a search to a command, which receives their values, by option name, as
-    its first argument."""
+    """Return a decorator that adds options of a search to a command, as `takes` does."""
+    return takes([_parameter(one) for one in options])
+
+
+def takes(added: Sequence[inspect.Parameter]) -> Callable[..., Callable[..., None]]:
+    """Return a decorator that adds parameters to a command, which receives their values, by name, as its first
+    argument."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def typed(**given: Any) -> None:
-            command({one.name: given.pop(one.name) for one in options}, **given)
+            command({one.name: given.pop(one.name) for one in added}, **given)
 
         own_parameters = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-        parameters = [*map(_parameter, options), *own_parameters]
+        parameters = [*added, *own_parameters]
         # Typer reads a command's help, name and parameters from these attributes.
         typed.__doc__, typed.__name__ = command.__doc__, command.__name__
         typed.__annotations__ = {one.name: one.annotation for one in parameters}
@@ -328,6 +333,17 @@ def flag(name: str) -> str:
 def was_typed(ctx: Any, name: str) -> bool:
     """Whether a parameter's value comes from the command line, not from its default or the environment."""
     return getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"
+
+
+def typed_words(ctx: Any, names: Iterable[str]) -> list[str]:
+    """Return the words that set those parameters again that were typed."""
+    words: list[str] = []
+    for name in names:
+        value = ctx.params[name]
+        if was_typed(ctx, name):
+            for item in value if isinstance(value, list | tuple) else [value]:
+                words += [flag(name), *([] if item is True else [str(item)])]
+    return words
 
 
 def refuse_group_options(ctx: typer.Context) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
@@ -13,16 +13,17 @@ from autotune.base.errors import AutotuneError, UsageError
 from autotune.base.layout import DaemonFiles, find_daemon
 from autotune.base.records import SCHEMA_VERSION, JobRequest
 from autotune.cli.daemon import StateDir, client
-from autotune.cli.job_request import request_of, typed_words, unchecked_workloads
+from autotune.cli.job_request import CALL_OPTIONS, request_of, unchecked_workloads
 from autotune.cli.jobs import rows_of
-from autotune.cli.matrix import Asked, Plan, cells_of, matrix_named, planned
-from autotune.cli.options import Json
+from autotune.cli.matrix import ENDINGS, Asked, Plan, cells_of, planned
+from autotune.cli.options import Command, Json, NoInput, Track, search_options, typed_words
 from autotune.cli.output import plain_table, print_json, print_rich
 from autotune.cluster.slurm_commands import require_sbatch
 from autotune.cluster.slurm_queue import SlurmQueue
 from autotune.daemon.client import Client
 from autotune.profile.in_force import Store, look_here
 from autotune.space.formatting import count, model_name
+from autotune.study.request import OPTIONS
 
 # ``autotune submit FILE.yaml``: each cell becomes a job in the queue that its target names, unless it was one before.
 
@@ -111,7 +112,9 @@ def _print(plans: Sequence[Plan], names: Mapping[str, str], *, dry_run: bool) ->
         typer.echo("`autotune jobs` lists them.")
 
 
+@search_options([one for one in OPTIONS if one.name != "dry_run"])
 def command(
+    typed: Mapping[str, Any],
     ctx: typer.Context,
     priority: Annotated[int, typer.Option("--priority", help="The highest goes first.", min=-(10**6), max=10**6)] = 0,
     gpu: Annotated[str, typer.Option("--gpu", help="any, a part of a model's name, or a UUID.", metavar="GPU")] = "any",
@@ -159,8 +162,11 @@ def command(
     again: Annotated[
         bool, typer.Option("--again", help="Of a file: submit also what has a profile, or was searched.")
     ] = False,
+    words: Command = None,
+    track: Track = None,
     state_dir: StateDir = None,
     as_json: Json = False,
+    no_input: NoInput = False,
 ) -> None:
     """Leave a search to the daemon, or to Slurm; with FILE.yaml, many. Takes all that `autotune search` takes, and a
     command behind --."""
@@ -168,17 +174,16 @@ def command(
         Path.cwd()
     except OSError:
         raise UsageError("this folder is not there any more", advice="change to one that is.") from None
-    file = matrix_named(ctx.args, ctx.parent)
-    if file is not None:
-        typed_options = [*typed_words(ctx), *(word for word in ctx.args if word != file)]
-        _, cells = cells_of(Path(file), ctx.parent, to=to, given=typed_options)
+    if words is not None and len(words) == 1 and words[0].endswith(ENDINGS):
+        given = typed_words(ctx, [name for name in ctx.params if name not in CALL_OPTIONS])
+        _, cells = cells_of(Path(words[0]), ctx.parent, to=to, given=given)
         _submit_cells(cells, find_daemon(state_dir), again=again, dry_run=dry_run, as_json=as_json)
         return
     if dry_run:
         raise UsageError("--dry-run submits nothing", advice="`autotune search --dry-run` says what would be tried.")
     if again:
         raise UsageError("--again is for a file", advice="without it, what is submitted twice is searched twice.")
-    request, allocation = request_of(ctx, to, ctx.args)
+    request, allocation = request_of(ctx, to)
     daemon = None if to == "slurm" else client(state_dir)
     # Fail before importing the workload if nothing can take the job.
     if daemon is None:
