@@ -284,7 +284,8 @@ def takes(added: Sequence[inspect.Parameter]) -> Callable[..., Callable[..., Non
             command({one.name: given.pop(one.name) for one in added}, **given)
 
         own_parameters = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-        parameters = [*added, *own_parameters]
+        # Those without a default, such as the context, have to come first.
+        parameters = sorted([*added, *own_parameters], key=lambda one: one.default is not one.empty)
         # Typer reads a command's help, name and parameters from these attributes.
         typed.__doc__, typed.__name__ = command.__doc__, command.__name__
         typed.__annotations__ = {one.name: one.annotation for one in parameters}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,9 +19,9 @@ from autotune.cli.options import (
     ItsData,
     ItsModel,
     Json,
-    Map,
     ProfileFile,
     ScriptFile,
+    search_options,
     typer_option,
     with_script,
 )
@@ -35,18 +36,14 @@ from autotune.study.request import option
 BROKEN = 1
 
 
+@search_options([*map(option, ("map", "output_flag", "scratch", "rate", "rate_file", "samples_per_step"))])
 def command(
+    typed: Mapping[str, Any],
     profile: ProfileFile,
     model: ItsModel = "",
     arg: Args = None,
     data: ItsData = "",
     script: ScriptFile = None,
-    flags: Map = None,
-    output_flag: Annotated[str | None, typer_option(option("output_flag"))] = None,
-    scratch: Annotated[bool, typer_option(option("scratch"))] = False,
-    rate: Annotated[str | None, typer_option(option("rate"))] = None,
-    rate_file: Annotated[str | None, typer_option(option("rate_file"))] = None,
-    samples_per_step: Annotated[int | None, typer_option(option("samples_per_step"))] = None,
     budget: Annotated[str, typer_option(option("budget"), help_="How long to measure at most.")] = "2m",
     at_least: Annotated[
         float, typer.Option("--at-least", help="The part of the promise that has to be kept.", min=0.0, max=2.0)
@@ -60,8 +57,6 @@ def command(
 
     The profile of a script names no command: the script stands behind --, as for `autotune run`."""
     promised = read(profile)
-    typed: dict[str, Any] = {"map": flags, "output_flag": output_flag, "scratch": scratch}
-    typed |= {"rate": rate, "rate_file": rate_file, "samples_per_step": samples_per_step}
     typed, script_words = with_script(typed, words or (), script)
     spec = request_for(
         promised,
