@@ -10,12 +10,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from autotune.base.errors import AutotuneError, UnknownNameError, UsageError, WorkloadError, by_exit_code
+from autotune.base.errors import UnknownNameError, UsageError, WorkloadError, by_exit_code
 from autotune.base.parsing import size_bytes
 from autotune.base.records import JobRequest, WorkloadRef
 from autotune.cli.jobs import moment, window_of
@@ -155,43 +155,6 @@ _NOT_SUBMITTED = {
 }
 #: Parameters that concern the call, not the job.
 CALL_OPTIONS = ("to", "dry_run", "again", "state_dir", "as_json", "words")
-
-
-@contextlib.contextmanager
-def error_prefix(where: str) -> Iterator[None]:
-    """Prefix the message of every error with ``where``."""
-    try:
-        yield
-    except AutotuneError as error:
-        raise UsageError(f"{where}: {error}", advice=error.advice) from error
-    except Exception as error:
-        # Errors of the command-line parser: Typer uses click or its own copy of it, so their class is not known.
-        if not hasattr(error, "format_message"):
-            raise
-        raise UsageError(f"{where}: {error.format_message().rstrip('.')}") from error
-
-
-def repeatable_options(root: Any) -> set[str]:
-    """Return the options of a job that may be repeated, as typed.
-
-    Args:
-        root: the context of `autotune` itself.
-    """
-    params = root.command.commands["submit"].params
-    return {word for parameter in params if getattr(parameter, "multiple", False) for word in parameter.opts}
-
-
-def parsed_request(root: Any, to: str, words: Sequence[str]) -> tuple[JobRequest, Allocation]:
-    """Return the request of one job of a file, as `request_of` does, parsing its words as a command line.
-
-    Args:
-        root: the context of `autotune` itself.
-    """
-    with root.command.commands["submit"].make_context("submit", list(words), parent=root) as context:
-        for name in CALL_OPTIONS:
-            if was_typed(context, name):
-                raise UsageError(f"{flag(name.removeprefix('as_'))} cannot stand in a file")
-        return request_of(context, to)
 
 
 def request_of(ctx: Any, to: str) -> tuple[JobRequest, Allocation]:

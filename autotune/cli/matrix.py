@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -16,14 +17,7 @@ from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 from autotune.base.errors import AutotuneError, UnknownNameError, UsageError
 from autotune.base.layout import StudyFiles
 from autotune.base.records import ENDED, Fingerprint, JobRequest, JobRow, JobState, StudySpec
-from autotune.cli.job_request import (
-    CALL_OPTIONS,
-    QUEUES,
-    error_prefix,
-    option_words,
-    parsed_request,
-    repeatable_options,
-)
+from autotune.cli.job_request import CALL_OPTIONS, QUEUES, option_words, request_of
 from autotune.cli.options import flag, read_yaml
 from autotune.cluster.slurm_queue import Allocation
 from autotune.profile import Profile
@@ -408,17 +402,35 @@ def cells_of(path: Path, root: Any, *, to: str = "daemon", given: Sequence[str] 
     Raises:
         UsageError: the file is malformed, or a cell's request is invalid.
     """
-    options = {word for parameter in root.command.commands["submit"].params for word in parameter.opts}
-    job_options = options - {flag(name.removeprefix("as_")) for name in CALL_OPTIONS}
-    matrix = read_matrix(path, job_options, repeatable_options(root))
+    params = root.command.commands["submit"].params
+    job_options = {word for parameter in params if parameter.name not in CALL_OPTIONS for word in parameter.opts}
+    repeatable = {word for parameter in params if getattr(parameter, "multiple", False) for word in parameter.opts}
+    matrix = read_matrix(path, job_options, repeatable)
     return matrix, [_asked(matrix, cell, root, to, given) for cell in matrix.cells]
+
+
+@contextlib.contextmanager
+def _error_prefix(where: str) -> Iterator[None]:
+    """Prefix the message of every error with ``where``."""
+    try:
+        yield
+    except AutotuneError as error:
+        raise UsageError(f"{where}: {error}", advice=error.advice) from error
+    except Exception as error:
+        # Errors of the command-line parser: Typer uses click or its own copy of it, so their class is not known.
+        if not hasattr(error, "format_message"):
+            raise
+        raise UsageError(f"{where}: {error.format_message().rstrip('.')}") from error
 
 
 def _asked(matrix: Matrix, cell: Cell, root: Any, to: str, given: Sequence[str]) -> Asked:
     queue = cell.to or to
     typed = " with the options typed" if given else ""
-    with error_prefix(f"{matrix.path}, line {cell.line} on target {cell.target}{typed}"):
-        request, allocation = parsed_request(root, queue, [*given, *cell.words])
+    with (
+        _error_prefix(f"{matrix.path}, line {cell.line} on target {cell.target}{typed}"),
+        root.command.commands["submit"].make_context("submit", [*given, *cell.words], parent=root) as context,
+    ):
+        request, allocation = request_of(context, queue)
     if request.spec.name:
         raise UsageError("--study is for one search", advice="leave it out; a file's studies are named by content.")
     label = re.sub(r"[^A-Za-z0-9._-]", "-", request.label)[:80].lstrip("._-")
