@@ -307,7 +307,7 @@ def test_a_unit_for_systemd(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         assert line in text
     command = next(line for line in text.splitlines() if line.startswith("ExecStart="))
     assert command.endswith(
-        f"daemon run --state-dir {tmp_path} --web 127.0.0.1:8080 --metrics-file '/tmp/%%h $$X.prom'"
+        f"daemon run --state-dir {tmp_path} --metrics-file '/tmp/%%h $$X.prom' --web 127.0.0.1:8080"
     )
     assert "systemctl --user" in capsys.readouterr().out
     verifier = "/usr/bin/systemd-analyze"
