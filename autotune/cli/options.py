@@ -396,17 +396,18 @@ Command = Annotated[
 ]
 
 
-def length_of(epochs: int | None, samples: int | None) -> dict[str, Any]:
-    """Return the fields of a request that say how long the training is, if one is typed.
+def changed_fields(typed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a study's request that options of a search change, of those that are typed.
 
     Raises:
-        UsageError: a value is invalid, or both are given.
+        UsageError: a value is invalid, or both ``--epochs`` and ``--samples`` are given.
     """
-    if epochs is not None and samples is not None:
+    fields = {str(one.field): one.value(typed[one.name]) for one in map(option, typed) if one.asked(typed[one.name])}
+    lengths = fields.keys() & {"epochs", "samples"}
+    if len(lengths) == 2:
         raise UsageError("--epochs and --samples both say how long the training is", advice="leave one of them out.")
-    if epochs is None and samples is None:
-        return {}
-    return {"epochs": option("epochs").value(epochs), "samples": option("samples").value(samples)}
+    # One length replaces the other.
+    return {**dict.fromkeys(("epochs", "samples") if lengths else ()), **fields}
 
 
 def study_of(study: str, studies_dir: Path) -> StudyFiles:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Annotated, Any
 
@@ -12,7 +12,7 @@ import typer
 from autotune.base.errors import UsageError
 from autotune.base.layout import DEFAULT_STUDIES
 from autotune.base.records import FIGURES, SCHEMA_VERSION, Figure
-from autotune.cli.options import Json, StudiesDir, Study, length_of, study_of, typer_option
+from autotune.cli.options import Json, StudiesDir, Study, changed_fields, search_options, study_of, typer_option
 from autotune.cli.output import ENDINGS, RENDERERS, format_of, print_json, print_rich, write_output
 from autotune.report import to_terminal
 from autotune.report.document import Column, Commands, Document, Grid, Kind, Paragraph, Part, Picture, Section
@@ -154,17 +154,13 @@ def _title(figure: Figure) -> str:
     return f"{figure.name.replace('_', ' ')} ({unit})"
 
 
+@search_options([*map(option, ("epochs", "samples", "price_per_hour", "require"))])
 def command(
+    typed: Mapping[str, Any],
     study: Study = NEWEST,
     objective: Annotated[
         str, typer_option(option("objective"), help_="A name or FILE.py; the study's if none is given.")
     ] = "",
-    epochs: Annotated[int | None, typer_option(option("epochs"), help_="Epochs of the training.")] = None,
-    samples: Annotated[int | None, typer_option(option("samples"))] = None,
-    price_per_hour: Annotated[
-        str | None, typer_option(option("price_per_hour"), help_="What this machine costs, in whatever currency.")
-    ] = None,
-    require: Annotated[list[str] | None, typer_option(option("require"), help_="What a choice must meet.")] = None,
     front: Annotated[
         str,
         typer.Option(
@@ -184,13 +180,8 @@ def command(
 ) -> None:
     """Rank the configurations of a study by another objective, from what was measured. Launches nothing."""
     files = study_of(study, studies_dir)
-    stated = {
-        "objective": option("objective").value(objective) if objective else None,
-        "price_per_hour": option("price_per_hour").value(price_per_hour),
-        "require": tuple(require) if require else None,
-    }
-    stated = {name: value for name, value in stated.items() if value is not None} | length_of(epochs, samples)
-    spec = read_request(files).model_copy(update=stated)
+    stated = {"objective": option("objective").value(objective)} if objective else {}
+    spec = read_request(files).model_copy(update=stated | changed_fields(typed))
     if objective and len(spec.objectives) > 1:
         raise UsageError("a ranking is by one objective", advice="--pareto FIGURE,FIGURE shows a front of several.")
     figures = [figure_called(name.strip()) for name in front.split(",")] if front else []
