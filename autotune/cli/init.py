@@ -383,7 +383,8 @@ class Script:
 
     def _optimizer(self) -> tuple[_Scope, ast.Call, str]:
         for scope, call in self._calls():
-            if _is_optimizer(dotted(call.func)):
+            *before, last = dotted(call.func).split(".")
+            if last in _OPTIMIZERS or ("optim" in before and last[:1].isupper()):
                 of = next((n for n in ast.walk(call) if getattr(n, "attr", "").endswith("parameters")), None)
                 if isinstance(of, ast.Attribute) and isinstance(of.value, ast.Name):
                     return scope, call, of.value.id
@@ -472,7 +473,8 @@ class Script:
         if any(re.search(r"\bdevice\b", line) for line in lines):
             lines.insert(0, "device = ctx.device")
         # A bare name is only returned there; report the line that assigns it.
-        assignments = [s for s in chosen if isinstance(result, ast.Name) and result.id in map(_plain_name, targets(s))]
+        name = result.id if isinstance(result, ast.Name) else None
+        assignments = [s for s in chosen if any(isinstance(t, ast.Name) and t.id == name for t in targets(s))]
         return Part(lines, assignments[0].lineno if assignments else result.lineno, model)
 
     def _slice(self, scope: _Scope, result: ast.expr, given: set[str], calls: bool = False) -> list[ast.stmt]:
@@ -529,15 +531,6 @@ class Script:
     def _write(self, node: ast.AST, placed: bool) -> str:
         stripped = Plain(self._defaults, placed=placed).visit(copy.deepcopy(node))
         return "" if stripped is None else ast.unparse(ast.fix_missing_locations(stripped))
-
-
-def _is_optimizer(called: str) -> bool:
-    *before, last = called.split(".")
-    return last in _OPTIMIZERS or ("optim" in before and last[:1].isupper())
-
-
-def _plain_name(target: ast.expr) -> str:
-    return target.id if isinstance(target, ast.Name) else ""
 
 
 # ``autotune init``: write a commented workload (either a plain one that runs, or the parts of a training script), or

@@ -148,7 +148,7 @@ def one_job(
     Args:
         waits: why the job does not run, if it is queued. answer: its study's answer in one sentence, once finished.
     """
-    status, request = job.status, job.request
+    status, request, doing = job.status, job.request, progress.doing or progress.said
     running = isinstance(status, Running)
     details = facts(
         ("state", job.state.value),
@@ -161,7 +161,7 @@ def one_job(
         ("submitted", moment(job.submitted)),
         ("since", moment(getattr(status, "since", "") or getattr(status, "ended", ""))),
         ("ran", f"{count(job.runs, 'time')}, {seconds_text(job.spent_s)} in all" if job.runs else None),
-        ("now", _doing(progress) if running else None),
+        ("now", one_line(", ".join(filter(None, (_time(progress), doing)))) if running else None),
     )
     answers = (Paragraph(answer, strong=True),) if answer else ()
     sections = [Section("About", (*answers, *details, *((Links(links),) if links else ())))]
@@ -224,10 +224,6 @@ def _trials(progress: Progress) -> Part:
     best = max((t.score for t in trials if t.score is not None), default=None)
     strong = frozenset(i for i, t in enumerate(trials) if best is not None and t.score == best)
     return Grid(columns, rows, strong=strong)
-
-
-def _doing(progress: Progress) -> str | None:
-    return one_line(", ".join(part for part in (_time(progress), progress.doing or progress.said) if part)) or None
 
 
 def _time(progress: Progress) -> str:
