@@ -44,14 +44,7 @@ def refuse_beside_replay(typed: Mapping[str, object], *, names: Collection[str] 
 
 
 def search_surface(path: Path, spec: StudySpec, typed: Mapping[str, object], *, as_json: bool) -> None:
-    """Search a surface and print the result.
-
-    Args:
-        typed: option values of the command line, by the names of `search`'s options.
-
-    Raises:
-        AutotuneError: as a real search does.
-    """
+    """Search a surface and print the result."""
     refuse_beside_replay(typed)
     surface = read_surface(path)
     with stop_signals() as stop:
@@ -109,9 +102,6 @@ def _changed(config: Mapping[str, Value], baseline: Mapping[str, Value]) -> str:
 
 class TrackedSearch(Observer):
     """Forwards a search's events to its observer, and reports trials and the outcome to trackers.
-
-    Args:
-        studies: the folder of the studies.
 
     Attributes:
         tracking: the run in the trackers, which the caller ends.

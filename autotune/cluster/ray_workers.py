@@ -51,7 +51,6 @@ class RayWorker:
     """One worker of a search.
 
     Args:
-        mark: mark of the search's processes.
         where: the node's name, for people.
         device: ``cpu``, or ``cuda`` for the card that Ray has chosen.
         cards: number of cards of the node, each of which gets an equal share of its cores. number: the share of this
@@ -178,7 +177,6 @@ class RayWorkers(Workers):
 
     Args:
         spec: says which cluster (`on`), what a worker requires (`on_resources`), and how many are used (`workers`).
-        mark: mark of the search's processes.
 
     Raises:
         MachineError: Ray is not installed, the cluster cannot be reached, or no node has the required resources.

@@ -58,11 +58,7 @@ class SlurmView:
 
 
 def require_sbatch() -> None:
-    """Raise an error if jobs cannot be submitted from this machine.
-
-    Raises:
-        MachineError: there is no sbatch.
-    """
+    """Raise an error if jobs cannot be submitted from this machine."""
     if shutil.which("sbatch") is None:
         raise MachineError(
             "there is no sbatch here, with which jobs are put into Slurm's queue",

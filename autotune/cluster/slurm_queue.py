@@ -67,11 +67,7 @@ class Allocation:
     environment: dict[str, str] = field(default_factory=dict)
 
     def parameters(self, budget_s: float) -> dict[str, object]:
-        """Return the parameters of submitit's executor, except the job's name.
-
-        Args:
-            budget_s: the search's budget.
-        """
+        """Return the parameters of submitit's executor, except the job's name."""
         options = {name: getattr(self, name) for name in _TEXTS} | {
             "cpus_per_task": self.cpus,
             "mem": None if self.memory_bytes is None else f"{math.ceil(self.memory_bytes / 2**20)}M",

@@ -152,9 +152,6 @@ class Client:
     """Calls a daemon. Each call opens its own connection.
 
     Every method raises the errors of the daemon's own method, and `DaemonUnreachableError` if no daemon replies.
-
-    Args:
-        limit_s: timeout of a call.
     """
 
     def __init__(self, files: DaemonFiles, *, limit_s: float = LIMIT_S) -> None:

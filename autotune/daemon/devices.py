@@ -293,7 +293,6 @@ class Board:
         """Return why no job can start on a device now, as a clause; ``None`` if one can.
 
         Args:
-            taken: the running jobs, by device.
             allow_busy: the job may start even if others use the device or it has not been idle for long enough.
         """
         state = self.states[name]
@@ -355,13 +354,7 @@ class Transition(Protocol):
 
 @dataclass
 class Dispatcher:
-    """Selects queued jobs and starts them.
-
-    Args:
-        jitter: returns a random number between 0 and 1.
-        update_devices: reads the devices.
-        end: moves a job to another state.
-    """
+    """Selects queued jobs and starts them."""
 
     queue: Queue
     runner: Runner
@@ -385,7 +378,6 @@ class Dispatcher:
         """Return the next job that can run now, and its device.
 
         Args:
-            taken: the running jobs, by device.
             tried: devices that are left out.
         """
         now = self.clock.now()
@@ -502,11 +494,7 @@ class Dispatcher:
         self._deferred.pop(number, None)
 
     def obstacle(self, job: Job, taken: Mapping[str, Job]) -> str:
-        """Return why a queued job does not run, as a clause.
-
-        Args:
-            taken: the running jobs, by device.
-        """
+        """Return why a queued job does not run, as a clause."""
         request = job.request
         if request.not_before is not None and request.not_before > self.wall_s():
             return "the time before which it is not to run has not come"

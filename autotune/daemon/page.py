@@ -19,11 +19,7 @@ AGAIN_S = 30.0
 
 
 class Page:
-    """The process that serves the web page. It ends with the daemon, even if the daemon is killed.
-
-    Args:
-        web: ``HOST:PORT``; ``None`` disables the page.
-    """
+    """The process that serves the web page. It ends with the daemon, even if the daemon is killed."""
 
     def __init__(self, files: DaemonFiles, web: str | None, clock: Clock, children: Children) -> None:
         self._files = files
@@ -108,9 +104,6 @@ def is_loopback(host: str) -> bool:
 
 def require_token(web: str, token: str | None) -> None:
     """Require a token for an address that other machines can reach.
-
-    Args:
-        web: ``HOST:PORT``.
 
     Raises:
         UsageError: the address is invalid, needs a token and has none, or the token cannot be sent in a header.

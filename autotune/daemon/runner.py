@@ -315,8 +315,6 @@ def next_state(job: Job, ended: Ended, boot_id: str, *, stopping: bool) -> NextS
     """Return the next state of a running job whose processes have ended.
 
     Args:
-        ended: how the processes ended.
-        boot_id: identifies the current boot of the machine.
         stopping: the daemon is stopping, and has terminated this run.
     """
     status = job.status
@@ -417,9 +415,6 @@ def follow(path: Path, *, from_end: bool = False) -> Iterator[str | None]:
     """Yield the lines of a file that another process writes, and ``None`` whenever there is nothing new.
 
     A file that is replaced by a new one of the same name is followed like ``tail -F`` does.
-
-    Args:
-        from_end: skip the lines that the file already has.
     """
     stream = None
     rest = ""

@@ -417,11 +417,7 @@ def _names(request: JobRequest) -> Iterator[str]:
 
 
 def exposition(scheduler: Scheduler, uptime_s: float, refused: int) -> str:
-    """Return the daemon's metrics as text.
-
-    Args:
-        refused: connections refused since the daemon started.
-    """
+    """Return the daemon's metrics as text."""
     lines: list[str] = []
     devices, taken = scheduler.board.states, scheduler.taken()
 

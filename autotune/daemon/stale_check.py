@@ -14,11 +14,7 @@ from autotune.profile.in_force import Store, look_here, rematch_baseline, stale_
 
 
 def main(arguments: list[str]) -> int:
-    """Check every slot for this device and record the result in the store.
-
-    Args:
-        arguments: the store's folder, and ``cpu`` or the UUID of the GPU that the searches run on.
-    """
+    """Check every slot for this device and record the result in the store."""
     store = Store(Path(arguments[0]))
     on_cpu = arguments[1] == "cpu"
     here = look_here(uuid=None if on_cpu else arguments[1])

@@ -113,11 +113,7 @@ _WORD, _TEXT = Kind.WORD, Kind.TEXT
 
 
 def overview(status: Mapping[str, Any], rows: list[JobRow], progress: Mapping[int, Progress]) -> Document:
-    """Build the first page.
-
-    Args:
-        status: the daemon's status. rows: every job, in the order of the queue. progress: progress of running jobs.
-    """
+    """Build the first page."""
     counts = [f"{number} {state}" for state, number in status["jobs"].items() if number]
     running = [row for row in rows if row.state is JobState.RUNNING]
     waiting = [row for row in rows if row.state not in ENDED and row.state is not JobState.RUNNING]
@@ -252,9 +248,6 @@ def is_there() -> bool:
 
 def dashboard_of(database: Path) -> WSGIApplication:
     """Return the dashboard of a study as a WSGI application.
-
-    Args:
-        database: the study's ``study.db``.
 
     Raises:
         MachineError: Optuna cannot read the database.
@@ -528,11 +521,7 @@ def make_server(files: DaemonFiles, web: str, token: str | None) -> Any:
 
 
 def main(arguments: list[str]) -> int:
-    """Serve the page and return the exit code.
-
-    Args:
-        arguments: the daemon's state folder, its runtime folder, and the address.
-    """
+    """Serve the page and return the exit code."""
     # There is no reader for a request log, a query may contain a token, and the daemon takes the last line for the
     # address.
     logging.disable()
