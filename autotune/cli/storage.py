@@ -16,14 +16,12 @@ from autotune.space.formatting import count
 from autotune.study.database import SharedDatabase
 from autotune.study.storage_url import typed_address, url_of_environment, with_credentials
 
-Storage = Annotated[
-    str | None,
-    typer.Option("--storage", help="postgresql://USER@HOST/DATABASE.  [default: $AUTOTUNE_STORAGE]", metavar="URL"),
-]
-
 
 def command(
-    storage: Storage = None,
+    storage: Annotated[
+        str | None,
+        typer.Option("--storage", help="postgresql://USER@HOST/DATABASE.  [default: $AUTOTUNE_STORAGE]", metavar="URL"),
+    ] = None,
     upgrade: Annotated[bool, typer.Option("--upgrade", help="Bring older tables up to date.")] = False,
     as_json: Json = False,
 ) -> None:

@@ -13,26 +13,16 @@ from autotune.base.records import JobState
 #: Slurm's own timeout for its controller is 10 s by default (MessageTimeout), and its commands retry.
 LIMIT_S = 60.0
 #: Base states of squeue(1) and sacct(1). In any other state, a job is entering or leaving an allocation.
-_STATES = {
-    "PENDING": JobState.QUEUED,
-    "REQUEUED": JobState.QUEUED,
-    "REQUEUE_FED": JobState.QUEUED,
-    "REQUEUE_HOLD": JobState.PAUSED,
-    "SPECIAL_EXIT": JobState.PAUSED,
-    "RESV_DEL_HOLD": JobState.PAUSED,
-    "SUSPENDED": JobState.PAUSED,
-    "STOPPED": JobState.PAUSED,
-    "COMPLETED": JobState.DONE,
-    "CANCELLED": JobState.CANCELLED,
-    "BOOT_FAIL": JobState.FAILED,
-    "DEADLINE": JobState.FAILED,
-    "FAILED": JobState.FAILED,
-    "NODE_FAIL": JobState.FAILED,
-    "OUT_OF_MEMORY": JobState.FAILED,
-    "PREEMPTED": JobState.FAILED,
-    "REVOKED": JobState.FAILED,
-    "TIMEOUT": JobState.FAILED,
+_WORDS = {
+    JobState.QUEUED: ("PENDING", "REQUEUED", "REQUEUE_FED"),
+    JobState.PAUSED: ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "SUSPENDED", "STOPPED"),
+    JobState.DONE: ("COMPLETED",),
+    JobState.CANCELLED: ("CANCELLED",),
+    JobState.FAILED: (
+        *("BOOT_FAIL", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"),
+    ),
 }
+_STATES = {word: state for state, words in _WORDS.items() for word in words}
 #: Reasons of a pending job that only a person can remove.
 _HELD = ("JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue")
 #: Messages of a command that mean the controller cannot be reached, rather than that the job is wrong.

@@ -287,14 +287,8 @@ class Handlers:
             return {"jobs": [job.model_dump(mode="json") for job in self.submit(*call.requests)]}
         if isinstance(call, Retry):
             return {"job": self._retry(call).model_dump(mode="json")}
-        scheduler = self._scheduler
-        actions = {
-            "cancel": scheduler.cancel,
-            "pause": scheduler.pause,
-            "resume": scheduler.resume,
-            "let-go": scheduler.let_go,
-        }
-        return {"job": actions[call.op](call.id).model_dump(mode="json")}
+        # The scheduler's methods are called as the operations are: cancel, pause, resume, let_go.
+        return {"job": getattr(self._scheduler, call.op.replace("-", "_"))(call.id).model_dump(mode="json")}
 
     def status(self) -> dict[str, Any]:
         """Return what ``autotune daemon status --json`` prints."""
