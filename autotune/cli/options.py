@@ -115,13 +115,28 @@ def _is_meant(option: HelpOption, own: OwnOption) -> bool | None:
 # ``train.autotune.yaml``: how a training script is run, and what its own flags set, for ``--script``.
 
 
-KEYS = ("command", "map", "output_flag", "scratch", "rate", "rate_file", "samples_per_step")
-#: Keys that hold text, each with an example.
-_TEXTS = {
-    "output_flag": "--output-dir",
-    "rate": "'(?P<rate>[0-9.]+) images/s'",
-    "rate_file": "metrics.jsonl",
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list) and all(map(_is_text, values))
+
+
+#: Its keys: whether a value is right, and what it must be.
+_VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "command": (lambda v: bool(v) and (_is_text(v) or _are_texts(v)), "text, such as python train.py --epochs 90"),
+    "map": (
+        lambda v: isinstance(v, dict) and _are_texts([*v, *v.values()]),
+        "a mapping of KNOB:VALUE or KNOB to words, in quotes",
+    ),
+    "output_flag": (_is_text, "text, such as --output-dir"),
+    "scratch": (lambda v: isinstance(v, bool), "true or false"),
+    "rate": (_is_text, "text, such as '(?P<rate>[0-9.]+) images/s'"),
+    "rate_file": (_is_text, "text, such as metrics.jsonl"),
+    "samples_per_step": (lambda v: type(v) is int and 0 < v <= LARGEST, "a whole number above 0"),
 }
+KEYS = tuple(_VALUES)
 #: Suffix of its file's name.
 ENDING = ".autotune.yaml"
 _MOST_BYTES = 2**20
@@ -162,8 +177,8 @@ def read_script(path: Path) -> dict[str, Any]:
     for key, value in data.items():
         if key not in KEYS:
             raise UnknownNameError(f"key in {path}", str(key)[:60], KEYS)
-        expected = _wrong(key, value)
-        if expected is not None:
+        is_right, expected = _VALUES[key]
+        if value is not None and not is_right(value):
             raise UsageError(f"{path}: {key} must be {expected}", advice="correct that line.")
     # A key without a value is ignored.
     values = {key: value for key, value in data.items() if value is not None}
@@ -172,24 +187,6 @@ def read_script(path: Path) -> dict[str, Any]:
     if "map" in values:
         values["map"] = {name: spell(words) for name, words in values["map"].items()}
     return values
-
-
-def _wrong(key: str, value: Any) -> str | None:
-    """Return what the value of a key must be, or ``None`` if it is valid."""
-    if value is None:
-        return None
-    texts = isinstance(value, list) and all(isinstance(word, str) for word in value)
-    if key == "command":
-        return None if value and (isinstance(value, str) or texts) else "text, such as python train.py --epochs 90"
-    if key == "map":
-        pairs = isinstance(value, dict) and all(isinstance(part, str) for pair in value.items() for part in pair)
-        return None if pairs else "a mapping of KNOB:VALUE or KNOB to words, in quotes"
-    if key in _TEXTS:
-        return None if isinstance(value, str) else f"text, such as {_TEXTS[key]}"
-    if key == "scratch":
-        return None if isinstance(value, bool) else "true or false"
-    whole = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= LARGEST
-    return None if whole else "a whole number above 0"
 
 
 def _words(command: str | list[str], path: Path) -> list[str]:
