@@ -52,10 +52,10 @@ def search_surface(path: Path, spec: StudySpec, typed: Mapping[str, object], *, 
     if as_json:
         print_json(replayed_json(path, surface, space, replayed))
     else:
-        _replay_print(surface, space, replayed)
+        _print_replay(surface, space, replayed)
 
 
-def _replay_print(surface: Surface, space: Space, found: Replayed) -> None:
+def _print_replay(surface: Surface, space: Space, found: Replayed) -> None:
     heading = surface.heading
     print_rich(Line(f"{heading.workload}, {heading.made} on {heading.machine}; virtual time"))
     trials = plain_table("trial", "at", "status", "samples/s", "", wrap=("",))
@@ -158,7 +158,7 @@ def print_dry_run(spec: StudySpec, *, as_json: bool) -> None:
     if as_json:
         print_json(_as_json(spec, dry_run))
     else:
-        _search_print(spec, dry_run)
+        _print_preview(spec, dry_run)
 
 
 def _as_json(spec: StudySpec, found: DryRun) -> dict[str, object]:
@@ -177,7 +177,7 @@ def _as_json(spec: StudySpec, found: DryRun) -> dict[str, object]:
     }
 
 
-def _search_print(spec: StudySpec, found: DryRun) -> None:
+def _print_preview(spec: StudySpec, found: DryRun) -> None:
     def say(text: str) -> None:
         print_rich(Line(text))
 
