@@ -9,7 +9,8 @@ report, put into formulas:
 
 * device: a step takes the longer of its kernels (by precision, memory format, compile mode, batch) and the host's time
   to enqueue them. Batches from pinned memory are copied beside the kernels, others before them.
-* loader: a fixed rate per worker, below that of the one thread that receives batches in pinned memory.
+* loader: a worker takes a fixed time to make an image, and another to put it into new shared memory, by its bytes; so
+  does the one thread that receives batches and copies them to pinned memory. In slots, both hardly take any.
 * memory: linear in the batch. First steps: compiling, with a cold or a warm cache; libraries; what cuDNN tries.
 * noise: launches of equals differ by 0.1 % with pinned memory, and by 5 to 8 % without.
 
@@ -51,6 +52,7 @@ from autotune.base.records import (
     Window,
 )
 from autotune.child.windows import Block, Timed, Windows
+from autotune.knobs.batch_memory import in_slots
 from autotune.knobs.compile_mode import compiles, mode_of
 from autotune.knobs.num_workers import workers_of
 from autotune.launcher.watch import Watch, open_folder
@@ -104,6 +106,8 @@ PROBE = make_probe(
     wants_data="images",
     images_vary=False,
     own_optimizer_impl="foreach",
+    workload_knobs={"floats": ("host", "device")},
+    workload_maths={"floats": False},
 )
 #: Seconds of an image's kernels, by precision: contiguous, and channels_last.
 _KERNELS_S = {
@@ -126,13 +130,20 @@ def batch_of(config: Config) -> int:
     return int(config["batch_size"])
 
 
+def bytes_of(config: Config) -> int:
+    """Return the bytes of an image in a batch: of floats, or of what the device makes floats of."""
+    return IMAGE_BYTES // (4 if config.get("workload.floats") == "device" else 1)
+
+
 @dataclass(frozen=True)
 class Card:
     """What differs from machine to machine with such a card.
 
     Attributes:
         pinned_gb_s, pageable_gb_s: copies to the card.
-        receiver_per_s: images that the thread that pins memory can hand on. worker_per_s: of a worker.
+        receiver_per_s: images of floats in new memory that the thread that pins memory can hand on.
+        slots_receiver_per_s: if they lie in slots.
+        worker_per_s: images that a worker makes. new_memory_s: what it takes besides to put one into new memory.
         alone_per_s: images that a loader without workers makes.
         compile_s: of the first step with the mode ``default`` and a cold cache. tries_s: of one for which cuDNN tries
             its algorithms.
@@ -141,7 +152,9 @@ class Card:
     pinned_gb_s: float = 20.0
     pageable_gb_s: float = 8.0
     receiver_per_s: float = 4300.0
-    worker_per_s: float = 2200.0
+    slots_receiver_per_s: float = 16_000.0
+    worker_per_s: float = 20_000.0
+    new_memory_s: float = 0.405e-3
     alone_per_s: float = 12000.0
     compile_s: float = 42.0
     tries_s: float = 2.4
@@ -161,7 +174,7 @@ class Card:
 
     def trained_s(self, config: Config) -> float:
         """Return the seconds of a step whose batch is in the host's memory."""
-        batch_bytes = batch_of(config) * IMAGE_BYTES
+        batch_bytes = batch_of(config) * bytes_of(config)
         if not config.get("pin_memory"):
             return self.step_s(config) + batch_bytes / (self.pageable_gb_s * 1e9)
         return max(self.step_s(config), self.kernels_s(config) + batch_bytes / (self.pinned_gb_s * 1e9))
@@ -175,8 +188,18 @@ class Card:
         workers = workers_of(config)
         if not workers:
             return self.alone_per_s
-        made = self.worker_per_s * min(workers, HOST.cores - 1)
-        return min(made, self.receiver_per_s) if config.get("pin_memory") else made
+        made = self.of_worker_per_s(config) * min(workers, HOST.cores - 1)
+        return min(made, self.received_per_s(config)) if config.get("pin_memory") else made
+
+    def of_worker_per_s(self, config: Config) -> float:
+        """Return the images that one worker makes a second."""
+        new_s = 0.0 if in_slots(config) else self.new_memory_s * bytes_of(config) / IMAGE_BYTES
+        return 1 / (1 / self.worker_per_s + new_s)
+
+    def received_per_s(self, config: Config) -> float:
+        """Return the images that the thread that pins memory hands on a second."""
+        floats_per_s = self.slots_receiver_per_s if in_slots(config) else self.receiver_per_s
+        return floats_per_s * IMAGE_BYTES / bytes_of(config)
 
     def seconds(self, config: Config) -> tuple[float, float]:
         """Return the seconds of a step of the whole training, and how many of them wait for the loader."""
@@ -185,7 +208,8 @@ class Card:
             return trained_s + loaded_s, loaded_s
         if not config.get("pin_memory"):
             # The thread that trains gives the memory of received batches back.
-            trained_s += batch_of(config) * IMAGE_BYTES / 9e9 * (1.0 if config["precision"] == "fp16" else 0.15)
+            part = 0.0 if in_slots(config) else 1.0 if config["precision"] == "fp16" else 0.15
+            trained_s += batch_of(config) * bytes_of(config) / 9e9 * part
         return max(trained_s, loaded_s), max(0.0, loaded_s - trained_s)
 
     def peak_bytes(self, config: Config) -> int:
@@ -208,6 +232,8 @@ class Card:
             "pin_memory": (False, True),
             "cudnn_benchmark": (False, True),
             "optimizer_impl": _OPTIMIZER_S,
+            "batch_memory": ("fresh", "slots"),
+            "workload.floats": ("host", "device"),
         }
         configs = (dict(zip(values, combination, strict=True)) for combination in itertools.product(*values.values()))
         return max(self.per_s(config) for config in configs if self.peak_bytes(config) < CAPACITY_BYTES)
@@ -334,12 +360,14 @@ class CardLauncher:
             step_s = wait_s = card.loaded_s(config)
         step_s /= self._spread(config)
         compile_s, warm = self._first_step(config) if trains else (0.0, None)
-        first_batch_s = batch / (card.worker_per_s if workers else card.alone_per_s)
+        first_batch_s = batch / (
+            card.of_worker_per_s({**config, "batch_memory": "fresh"}) if workers else card.alone_per_s
+        )
         startup_s = 0.6 + 0.03 * workers + first_batch_s + (2.5 if trains and compiles(config) else 0.0)
         # Batches that were made during the first step are taken without a measurement.
         queued = workers * int(config.get("prefetch_factor", 2) or 2)
-        made = min(queued, int(compile_s * card.worker_per_s * workers / batch) + 1) if workers else 0
-        handed_per_s = card.receiver_per_s if config.get("pin_memory") else 20_000
+        made = min(queued, int(compile_s * card.of_worker_per_s(config) * workers / batch) + 1) if workers else 0
+        handed_per_s = card.received_per_s(config) if config.get("pin_memory") else 20_000
         warmup_s = max(0.25, made * batch / handed_per_s + 3 * step_s)
         phases = (Phase.LOAD, 0.3), (Phase.BUILD, startup_s - 0.3), (Phase.COMPILE, compile_s), (Phase.WARMUP, warmup_s)
         self._go(spec, watch, *phases)
@@ -364,7 +392,7 @@ class CardLauncher:
         )
         # A forced turn of the epoch, the end of the process, and the queue's memory given back.
         turn_s = 0.15 + 0.05 * workers + first_batch_s if workers else 0.05
-        self.clock.sleep(turn_s + 0.8 + queued * batch * IMAGE_BYTES / 8e9)
+        self.clock.sleep(turn_s + 0.8 + queued * batch * bytes_of(config) / 8e9)
         if windows.slow:
             return TrialResult(
                 launch=spec.launch,

@@ -10,9 +10,9 @@ Hutter 2016, arXiv:1608.03983). `--data DIR` takes an ImageFolder; without it au
 `cutmix` (Yun et al. 2019, arXiv:1905.04899) mixes the images of a batch, on the device, or with `--arg mixing_on=host`
 where the loader makes it.
 
-Where decoding limits it, two knobs of its own may help: `--set workload.decoder=pillow,torchvision` (both decode with
-libjpeg-turbo; torchvision skips Pillow's own copy of the image), and `--set workload.floats=host,device`: batches of
-bytes are a quarter as large, and become numbers around zero on the device.
+Two knobs of its own may help: `--set workload.decoder=pillow,torchvision` where decoding limits it (both decode with
+libjpeg-turbo; torchvision skips Pillow's own copy of the image), and `--set workload.floats=host,device`, which is
+searched on a GPU: batches of bytes are a quarter as large, and become numbers around zero on the device.
 """
 
 import warnings
@@ -37,7 +37,7 @@ DATA = "images"
 ARGS = {"classes": "1000", "mixing": "none", "mixing_on": "device"}
 KNOBS = {
     "decoder": knob("pillow", "torchvision", changes_maths=False, searched=False),
-    "floats": knob("host", "device", changes_maths=False, searched=False),
+    "floats": knob("host", "device", changes_maths=False, searched="cuda"),
 }
 
 MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -56,7 +56,7 @@ class Taken:
     """One step of an open window.
 
     Attributes:
-        wait_s, made_s: see `Delivery`. host_s: host time of the step without the wait.
+        wait_s, made_s, ready: see `Delivery`. host_s: host time of the step without the wait.
         events: recorded before and after the step; ``None`` on a CPU.
     """
 
@@ -66,6 +66,7 @@ class Taken:
     host_s: float
     samples: int
     events: tuple[Event, Event] | None = None
+    ready: bool = False
 
 
 def timed(taken: Sequence[Taken], value: Callable[[torch.Tensor], float]) -> tuple[Timed, ...]:
@@ -90,7 +91,7 @@ def timed(taken: Sequence[Taken], value: Callable[[torch.Tensor], float]) -> tup
                 wait_s = min(wait_s, max(0.0, previous.elapsed_time(start) / 1e3))
             previous = end
         loss = None if t.loss is None else value(t.loss)
-        steps.append(Timed(step_s, wait_s, device_s, t.made_s, loss))
+        steps.append(Timed(step_s, wait_s, device_s, t.made_s, loss, wait_s if t.ready else 0.0))
     return tuple(steps)
 
 
@@ -282,7 +283,7 @@ class Loop:
         host_s = time.monotonic() - began if self._work is not None else 0.0
         self._number += 1
         self._beats.step(self._number, rate_per_s=self.windows.rate_per_s)
-        return Taken(loss, delivery.wait_s, delivery.made.seconds, host_s, samples, events)
+        return Taken(loss, delivery.wait_s, delivery.made.seconds, host_s, samples, events, delivery.ready)
 
     def _mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)

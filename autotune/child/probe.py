@@ -29,7 +29,7 @@ from autotune.knobs.memory_format import has_images, has_volumes, mixes_formats,
 from autotune.knobs.optimizer_impl import impls_offered, own_impl
 from autotune.machine import host
 from autotune.training.feed import Collate, length_of
-from autotune.training.step import build, data_of, first_batch, open_loader
+from autotune.training.step import build, collate_of, data_of, first_batch, open_loader
 from autotune.workload import contract
 from autotune.workload.catalog import source_hash
 from autotune.workload.contract import Context, Workload
@@ -186,8 +186,11 @@ def probe(spec: TrialSpec, beats: Beats, clock: Clock) -> Probe:
         sample_bytes=data_set.sample_bytes if data_set else None,
         sample_tensors=data_set.sample_tensors if data_set else 0,
         workload_knobs={str(name): tuple(values) for name, values in knobs.items()},
-        workload_unasked=tuple(str(name) for name, values in knobs.items() if not getattr(values, "searched", True)),
+        workload_unasked=tuple(
+            str(name) for name, values in knobs.items() if getattr(values, "searched", True) not in (True, device.type)
+        ),
         own_exchange=contract.optional(workload, "parallel") is not None,
+        own_collate=collate_of(workload, ctx) is not torch.utils.data.default_collate,
         workload_maths={name: changes for name, changes in declared.items() if changes is not None},
     )
 

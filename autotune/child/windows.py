@@ -295,13 +295,18 @@ IDLE_FRACTION = 0.1
 
 @dataclass(frozen=True)
 class Timed:
-    """One step of a closed window. Seconds; see `Measurement`."""
+    """One step of a closed window. Seconds; see `Measurement`.
+
+    Attributes:
+        handed_s: the part of `wait_s` in which a batch that had been made was handed over; ``None`` if unknown.
+    """
 
     step_s: float
     wait_s: float
     device_s: float
     made_s: float
     loss: float | None = None
+    handed_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -421,6 +426,7 @@ class Windows:
         steps = [step for block in kept for step in block.steps]
         windows = tuple(block.window for block in kept)
         device_s = fmean(step.device_s for step in steps)
+        handed_s = [step.handed_s for step in steps if step.handed_s is not None]
         rate = steady
         if epoch_samples and not has_turns:
             rate = stats.with_epoch_turn(steady, turn_s, epoch_samples)
@@ -446,6 +452,7 @@ class Windows:
             warmup_s=warmup_s + sum(block.window.seconds for block in self.cut),
             measured_s=sum(window.seconds for window in windows),
             loader_wait_fraction=sum(step.wait_s for step in steps) / sum(step.step_s for step in steps),
+            hand_over_fraction=sum(handed_s) / sum(step.step_s for step in steps) if handed_s else None,
             epoch_turn_s=turn_s,
             epoch_samples=epoch_samples,
             **others,

@@ -22,6 +22,9 @@ from autotune.knobs.knob import Expected, Knob, OwnOption, Scope, SiteFacts, dou
 #: The largest number considered: `PER_CORE` workers for each allowed core, but at least `AT_LEAST` and at most
 #: `AT_MOST` in all. Hundreds take minutes to start, and no training waits for that many.
 PER_CORE, AT_LEAST, AT_MOST = 4, 8, 64
+#: Beside a GPU, larger numbers are tried only if this one has won: 64 took 27 to 34 s to start beside an H200, in each
+#: launch again.
+AT_MOST_BESIDE_GPU = 16
 #: The largest number that may be asked for, likewise: each worker is a process.
 MOST_PER_CORE, MOST_ALWAYS = 16, 64
 
@@ -48,8 +51,9 @@ class NumWorkers(Knob):
 
     def ladder(self, facts: SiteFacts) -> tuple[Value, ...]:
         """0, 1 and its doublings up to 4 for each core (workers that wait for a store overlap), at least up to 8 and at
-        most up to 64."""
-        return (0, *doubled(1, min(AT_MOST, max(AT_LEAST, PER_CORE * facts.host.cores))))
+        most up to 64, or 16 beside a GPU."""
+        most = AT_MOST_BESIDE_GPU if facts.cuda else AT_MOST
+        return (0, *doubled(1, min(most, max(AT_LEAST, PER_CORE * facts.host.cores))))
 
     def largest_here(self, host: Host) -> int:
         return min(self.maximum, max(MOST_ALWAYS, MOST_PER_CORE * host.cores))

@@ -13,7 +13,15 @@ from autotune.knobs.compile_mode import eager
 from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
 from autotune.knobs.num_workers import KNOB as WORKERS
 from autotune.knobs.num_workers import workers_of
-from autotune.space.configuration import canonical, is_idle, key, maths_part, queued_batches, why_apart
+from autotune.space.configuration import (
+    canonical,
+    is_idle,
+    key,
+    maths_part,
+    queued_batches,
+    shared_batches,
+    why_apart,
+)
 
 # A space: the choices of one study, and which combinations of them are legal.
 
@@ -154,13 +162,13 @@ class Space:
         if not workers:
             return None
         if self.sample_bytes:
-            queued = self._queued_bytes(config)
-            if queued > self.shm_bytes:
+            shared = self._shared_bytes(config)
+            if shared > self.shm_bytes:
                 return (
-                    f"{workers} workers would queue {queued / 2**20:.0f} MiB, /dev/shm has "
+                    f"{workers} workers would queue {shared / 2**20:.0f} MiB, /dev/shm has "
                     f"{self.shm_bytes / 2**20:.0f} MiB ({MORE_SHM})"
                 )
-            needed = queued + workers * WORKER_BYTES
+            needed = self._bytes_of(queued_batches(config), config) + workers * WORKER_BYTES
             if needed > self.memory_bytes:
                 return (
                     f"{workers} workers and their queues would take {needed / 2**20:.0f} MiB of host memory, "
@@ -176,7 +184,7 @@ class Space:
         fitting = [
             n
             for n in offered
-            if self._queued_bytes(self.completed({**self.baseline, WORKERS.name: n})) <= self.shm_bytes
+            if self._shared_bytes(self.completed({**self.baseline, WORKERS.name: n})) <= self.shm_bytes
         ]
         if fitting == offered:
             return None
@@ -184,9 +192,12 @@ class Space:
         workers = f"at most {most} of {max(offered)} workers are" if most else "no workers are"
         return f"/dev/shm has {self.shm_bytes / 2**20:.0f} MiB, so {workers} tried at batch {batch} ({MORE_SHM})"
 
-    def _queued_bytes(self, config: Config) -> int:
-        """Return the bytes of all batches in the workers' queues; 0 if the size of a sample is unknown."""
-        return queued_batches(config) * int(config["batch_size"]) * (self.sample_bytes or 0)
+    def _shared_bytes(self, config: Config) -> int:
+        return self._bytes_of(shared_batches(config), config)
+
+    def _bytes_of(self, batches: int, config: Config) -> int:
+        """Return the bytes of so many batches; 0 if the size of a sample is unknown."""
+        return batches * int(config["batch_size"]) * (self.sample_bytes or 0)
 
     def _descriptor_refusal(self, config: Config, workers: int, batch: int) -> str | None:
         # With PyTorch's sharing strategy file_descriptor, a tensor from a worker is an open file until it is freed. If

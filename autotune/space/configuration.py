@@ -9,10 +9,13 @@ from types import MappingProxyType
 from autotune.base.errors import UnknownNameError, UsageError
 from autotune.base.records import Config, Host, TrialStatus, Value
 from autotune.knobs import KNOBS, Knob, Maths, Scope, spell
+from autotune.knobs.batch_memory import KNOB as BATCH_MEMORY
+from autotune.knobs.batch_memory import in_slots
 from autotune.knobs.compile_mode import CUDAGRAPH_MODES, compiles, eager, mode_of
 from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
 from autotune.knobs.gradient_accumulation import parts_of
 from autotune.knobs.num_workers import WORKERS, workers_of
+from autotune.knobs.pin_memory import KNOB as PINNED
 from autotune.knobs.prefetch_factor import prefetch_of
 
 # Configurations: their canonical form and key, their parts, and parsing of values.
@@ -23,6 +26,8 @@ _PLACES = {name: i for i, name in enumerate(KNOBS)}
 _NEEDS = {name: knob.needs for name, knob in KNOBS.items() if knob.needs is not None}
 #: Knobs that determine how many samples go through the model at once.
 AT_ONCE = ("batch_size", ACCUMULATION.name)
+#: Those of the loader's knobs that affect the rate of a loader alone.
+_DELIVERING = (WORKERS, BATCH_MEMORY.name, PINNED.name)
 #: Values of a knob that disable the knobs that need it.
 _OFF = (0, "off")
 
@@ -93,9 +98,10 @@ def is_checked_by(config: Config, checked: Config) -> bool:
 
 
 def delivery_part(config: Config) -> dict[str, Value]:
-    """Return the knobs that affect the rate of a loader alone: its workers, the batch size, and the workload's knobs.
-    Queues, pinning and persistent workers take effect only in a training."""
-    return {n: v for n, v in loader_part(config).items() if n == WORKERS or not is_loaders(n)}
+    """Return the knobs that affect the rate of a loader alone: its workers, where they put batches, whether a thread
+    copies these to pinned memory, the batch size, and the workload's knobs. Queues and persistent workers take effect
+    only in a training."""
+    return {n: v for n, v in loader_part(config).items() if n in _DELIVERING or not is_loaders(n)}
 
 
 def is_loaders(name: str) -> bool:
@@ -226,7 +232,7 @@ class Lessons:
     oom              the same knobs that affect device memory, and a batch (or parts of one, if it is accumulated)
                      at least as large
     host_oom         these, and workers whose queues hold at least as many batches
-    shm_exhausted    queues at least as large: workers × (prefetch + 1) × batch, whatever the device's knobs
+    shm_exhausted    as much in /dev/shm: `shared_batches` × batch, whatever the device's knobs
     compile_failed   the same model for the compiler (mode, precision, layout), and a batch at least as large: a
                      kernel that did not fit may fit a smaller one; any that compiles, if this machine cannot
     diverged         the same arithmetic; only the knobs of the loader and the process may differ. If another with this
@@ -248,7 +254,7 @@ class Lessons:
         self._compile: dict[_Part, int] = {}
         #: Samples at once, batch size and number of queued batches of each failure.
         self._host_oom: dict[_Part, list[tuple[int, int, int]]] = {}
-        #: Smallest number of queued samples that did not fit.
+        #: Smallest number of samples in /dev/shm that did not fit.
         self._shm: dict[_Part, int] = {}
         self._diverged: set[_Part] = set()
         self._trained: set[_Part] = set()
@@ -283,7 +289,7 @@ class Lessons:
         elif status is TrialStatus.HOST_OOM:
             self._host_oom.setdefault(memory_part(config), []).append((samples_at_once(config), batch, queued))
         elif status is TrialStatus.SHM_EXHAUSTED and queued:
-            _least(self._shm, _part(config, ()), queued * batch)
+            _least(self._shm, _part(config, ()), shared_batches(config) * batch)
         elif status is TrialStatus.COMPILE_FAILED:
             _least(self._compile, _part(config, _COMPILED), samples_at_once(config))
         elif status is TrialStatus.COMPLETE:
@@ -339,11 +345,11 @@ class Lessons:
         """Return whether a configuration would fail like a known one, or train wrongly like one."""
         # Called for thousands of configurations at a time, while most kinds of failure have not happened.
         at_once, queued = samples_at_once(config), queued_batches(config)
-        samples = queued * int(config["batch_size"])
+        shared = shared_batches(config) * int(config["batch_size"])
         return bool(
             (self._oom and at_once >= self._oom.get(memory_part(config), at_once + 1))
             or (self._host_oom and self._exhausts_host(config, at_once, queued))
-            or (self._shm and samples >= self._shm.get(_part(config, ()), samples + 1))
+            or (self._shm and shared >= self._shm.get(_part(config, ()), shared + 1))
             or (self._compile and at_once >= self._compile.get(_part(config, _COMPILED), at_once + 1))
             or (self._diverged and _part(config, _ARITHMETIC) in self._diverged)
             or self.is_wrong(config)
@@ -365,6 +371,12 @@ def memory_part(config: Config) -> _Part:
 def queued_batches(config: Config) -> int:
     """Return the number of batches that the workers hold: each has ``prefetch_factor`` ready and works on one more."""
     return workers_of(config) * (prefetch_of(config) + 1)
+
+
+def shared_batches(config: Config) -> int:
+    """Return the number of batches in /dev/shm at once: those that workers hold, or the first of each if others lie in
+    slots."""
+    return workers_of(config) if in_slots(config) else queued_batches(config)
 
 
 def _part(config: Config, names: tuple[str, ...]) -> _Part:

@@ -15,9 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from autotune.agent.site.autotune_agent import in_place
+from autotune.agent.site.autotune_agent.slots import collate_in_slots
 from autotune.base.errors import AutotuneError, WorkloadError
 from autotune.base.records import Config, Value
 from autotune.knobs import KNOBS, Knob, StepPlan
+from autotune.knobs.batch_memory import in_slots
 from autotune.knobs.gradient_accumulation import parts_of
 from autotune.knobs.num_workers import workers_of
 from autotune.space import settings
@@ -217,6 +219,8 @@ def loader_options(config: Config, *, worker_start_method: str) -> dict[str, Any
         options |= knob.loader_options(value)
     if workers_of(config):
         options["multiprocessing_context"] = worker_start_method
+    if in_slots(config):
+        options["collate_fn"] = collate_in_slots
     return options
 
 
@@ -248,6 +252,9 @@ def open_loader(
         WorkloadError: the data set does not fill one batch, or ``loader`` returned something that is not iterable.
     """
     dataset, collate = data or data_of(workload, ctx)
+    by_knobs = loader_options(config, worker_start_method=worker_start_method)
+    # Also inside of what times it.
+    collate = by_knobs.pop("collate_fn", collate)
     if wrap is not None:
         dataset, collate = wrap(dataset, collate)
     generator = torch.Generator().manual_seed(ctx.seed if seed is None else seed)
@@ -256,7 +263,7 @@ def open_loader(
         "collate_fn": collate,
         "drop_last": True,
         "generator": generator,
-        **loader_options(config, worker_start_method=worker_start_method),
+        **by_knobs,
     }
     if not isinstance(dataset, IterableDataset):
         # The same options for a trial and for a training. ``shuffle=True`` would make this sampler, too.
@@ -280,8 +287,7 @@ def data_of(workload: Workload, ctx: Context) -> tuple[Dataset[Any], Collate]:
     if ctx.data.store is not None and ctx.data.path is not None:
         slow_down(ctx.data.path, ctx.data.store)
     dataset = workload.dataset(ctx)
-    make_collate = contract.optional(workload, "collate")
-    collate: Collate = make_collate(ctx) if make_collate else torch.utils.data.default_collate
+    collate = collate_of(workload, ctx)
     if isinstance(dataset, IterableDataset):
         return behind_store(dataset, ctx.data), collate
     size = len(dataset)  # type: ignore[arg-type]
@@ -291,6 +297,13 @@ def data_of(workload: Workload, ctx: Context) -> tuple[Dataset[Any], Collate]:
     if ctx.data.epoch_samples is not None and size < ctx.data.epoch_samples:
         dataset = Repeated(dataset, ctx.data.epoch_samples)
     return dataset, collate
+
+
+def collate_of(workload: Workload, ctx: Context) -> Collate:
+    """Return the function that makes batches of a workload's samples: its own, or PyTorch's."""
+    make = contract.optional(workload, "collate")
+    collate: Collate = make(ctx) if make else torch.utils.data.default_collate
+    return collate
 
 
 def first_batch(loader: Iterable[Any]) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from autotune.base.errors import UnknownNameError, WorkloadError
 from autotune.base.records import DataRef, Value, WorkloadRef
@@ -153,9 +153,15 @@ class OwnKnob(tuple[Value, ...]):
     """
 
     changes_maths: bool | None
-    searched: bool
+    searched: bool | Literal["cuda"]
 
-    def __new__(cls, values: Iterable[Value], changes_maths: bool | None = None, *, searched: bool = True) -> OwnKnob:
+    def __new__(
+        cls,
+        values: Iterable[Value],
+        changes_maths: bool | None = None,
+        *,
+        searched: bool | Literal["cuda"] = True,
+    ) -> OwnKnob:
         instance = super().__new__(cls, values)
         instance.changes_maths = changes_maths
         instance.searched = searched
@@ -165,7 +171,7 @@ class OwnKnob(tuple[Value, ...]):
         return f"knob({', '.join(map(repr, self))}, changes_maths={self.changes_maths}, searched={self.searched})"
 
 
-def knob(*values: Value, changes_maths: bool | None = None, searched: bool = True) -> OwnKnob:
+def knob(*values: Value, changes_maths: bool | None = None, searched: bool | Literal["cuda"] = True) -> OwnKnob:
     """Declare one of the workload's own knobs: ``KNOBS = {"checkpointing": knob(False, True, changes_maths=False)}``.
 
     Args:
@@ -174,7 +180,8 @@ def knob(*values: Value, changes_maths: bool | None = None, searched: bool = Tru
             training, and must train as the baseline does to win. True for one that intentionally changes what is
             trained, such as a number of layers: a configuration is then checked against eager fp32 with the same value.
             If not stated, it counts as another training, but must train as the baseline does to win.
-        searched: False for a knob that takes part only if the user states values (``--set workload.name=a,b``).
+        searched: False for a knob that takes part only if the user states values (``--set workload.name=a,b``);
+            ``"cuda"`` for one that does so on any device but a GPU.
     """
     return OwnKnob(values, changes_maths, searched=searched)
 

@@ -23,6 +23,13 @@ PLAIN: dict[str, Value] = {"precision": "fp32", "batch_size": 8, "num_workers": 
 CONFIGURATIONS: dict[str, dict[str, Value]] = {
     "plain": {**PLAIN, "optimizer_impl": "for-loop"},
     "images in bf16, with workers": {**CPU, "batch_size": 8, "intra_op_threads": 1},
+    "batches in slots": {
+        **PLAIN,
+        "num_workers": 2,
+        "prefetch_factor": 2,
+        "persistent_workers": False,
+        "batch_memory": "slots",
+    },
     "parts, deterministic": {
         **{**PLAIN, "gradient_accumulation": 4, "optimizer_impl": "foreach", "deterministic": True},
         **{"memory_format": "channels_last", "num_workers": 1, "prefetch_factor": 2, "persistent_workers": False},
@@ -62,7 +69,8 @@ def train(loader, prepare, step):
         "losses": [loss.item().hex() for loss in losses],
         "weights": float(sum(p.double().sum() for p in model.parameters())).hex(),
         "loader": [batches.batch_size, batches.num_workers, batches.prefetch_factor, batches.pin_memory,
-                   batches.persistent_workers, batches.drop_last, how and how.get_start_method()],
+                   batches.persistent_workers, batches.drop_last, how and how.get_start_method(),
+                   batches.collate_fn.__name__],
         "process": [torch.get_num_threads(), torch.get_float32_matmul_precision(),
                     torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark],
         "model": [model[0].weight.is_contiguous(memory_format=torch.channels_last), list(model.state_dict()),
@@ -76,7 +84,7 @@ import builtins, importlib.util
 sys.modules["autotune"] = None
 for file in sys.argv[1:]:
     spec = importlib.util.spec_from_file_location("fast", file + ".py")
-    fast = importlib.util.module_from_spec(spec)
+    fast = sys.modules["fast"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(fast)
     found.append(train(fast.loader, fast.prepare, fast.step))
 print(json.dumps(found))
@@ -114,9 +122,10 @@ def both(configurations: dict[str, dict[str, Value]], folder: Path) -> tuple[lis
 def test_trains_as_the_profile_does(tmp_path: Path) -> None:
     alone, applied = both(CONFIGURATIONS, tmp_path)
     assert alone == applied
-    plain, images, parts = alone
-    assert plain["loader"] == [8, 0, None, False, False, True, None] and len(plain["losses"]) == 5
-    assert images["loader"] == [8, 2, 4, False, True, True, "fork"]
+    plain, images, slots, parts = alone
+    assert plain["loader"] == [8, 0, None, False, False, True, None, "default_collate"] and len(plain["losses"]) == 5
+    assert images["loader"] == [8, 2, 4, False, True, True, "fork", "default_collate"]
+    assert slots["loader"] == [8, 2, 2, False, False, True, "fork", "collate_in_slots"]
     assert images["model"][0] and all(images["model"][-1]) and images["model"][3] is True
     assert len(parts["model"][-1]) == 4 * len(parts["losses"]) and parts["process"][2] is True
     assert plain["losses"] != images["losses"]

@@ -71,6 +71,15 @@ def test_entrants_that_differ_in_more_than_their_loaders_are_refused(heats):
     assert results[0].status is TrialStatus.USER_ERROR and "more than their loaders" in results[0].cause
 
 
+@pytest.mark.slow
+def test_batches_may_lie_in_slots(heats):
+    """Which has no effect on small ones that are waited for, and changes none of them."""
+    slots = {**workers(2)[0], "batch_memory": "slots"}
+    heat, results = heats([*workers(0, 2), slots], wait_ms=1)
+    assert [row.status for row in heat.entrants] == [TrialStatus.COMPLETE] * 3 and len(results) == 1
+    assert heat.entrants[2].config["batch_memory"] == "slots" and heat.entrants[2].ratio > 1
+
+
 class TestAlone:
     """These have the machine to themselves."""
 

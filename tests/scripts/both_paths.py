@@ -56,6 +56,7 @@ def note_loaders():
     def noted(self, loader):
         names = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "batch_size")
         SEEN["loader"] = {name: getattr(loader, name) for name in names}
+        SEEN["collate"] = loader.collate_fn.__name__
         init(self, loader)
 
     dataloader._BaseDataLoaderIter.__init__ = noted

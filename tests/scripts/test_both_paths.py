@@ -19,13 +19,13 @@ TOGETHER: dict[str, tuple[int, dict[str, Value]]] = {
         {
             **{"precision": "bf16", "memory_format": "channels_last", "optimizer_impl": "fused"},
             **{"num_workers": 2, "prefetch_factor": 4, "persistent_workers": True, "intra_op_threads": 2},
-            **{"cudnn_benchmark": True, "malloc": "keep"},
+            **{"cudnn_benchmark": True, "malloc": "keep", "batch_memory": "slots"},
         },
     ),
     "compiled": (
         4,
         {"compile_mode": "default", "optimizer_impl": "foreach", "num_workers": 1, "prefetch_factor": 2,
-         "persistent_workers": False},
+         "persistent_workers": False, "batch_memory": "fresh"},
     ),
     "plain": (
         4,
@@ -52,6 +52,7 @@ def test_a_script_and_a_prepared_training_have_the_same_in_force(run: Runner, na
     assert ran.seen["keeps memory"] == (configuration.get("malloc") == "keep")
     if name == "all":
         assert ran.seen["computes in"] == "torch.bfloat16" and ran.seen["images"] and ran.seen["weights"]
+        assert ran.seen["collate"] == "collate_in_slots"
 
 
 def test_every_knob_is_in_it_or_left_out_with_a_reason() -> None:

@@ -166,6 +166,22 @@ def test_sides_that_take_longer_than_the_whole_are_not_believed(device: float, k
     assert (found.log_device is not None, found.log_loader is not None) == (known, known)
 
 
+def test_a_loader_is_no_faster_than_its_hand_over() -> None:
+    """The workers make 40,000 samples a second, and 4,300 of them come: more workers would change nothing."""
+    config = {**BASELINE, "num_workers": 4, "prefetch_factor": 2, "persistent_workers": False}
+
+    def loading(handed: float) -> float:
+        figures = {"device_per_s": 6000.0, "loader_capacity_per_s": 40_000.0, "loader_wait_fraction": 0.3}
+        measurement = make_measurement(4300.0, batch_size=16, hand_over_fraction=handed, **figures)
+        result = TrialResult(launch="00000", status=TrialStatus.COMPLETE, measurement=measurement)
+        found = observation(Trial(number=0, config=config, result=result, score=4300.0))
+        assert found is not None and found.log_loader is not None
+        return math.exp(found.log_loader)
+
+    assert loading(0.28) == pytest.approx(4300)
+    assert loading(0.02) == pytest.approx(40_000)
+
+
 @st.composite
 def lines(draw: st.DrawFn) -> tuple[int, int]:
     return draw(st.integers(0, 2**33)), draw(st.integers(2**10, 2**28))

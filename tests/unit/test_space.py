@@ -284,6 +284,18 @@ class TestLegality:
         assert refusal(fits - 1) is not None
         assert "/dev/shm has 319 MiB" in str(refusal(fits - MIB)) and "--shm-size" in str(refusal(fits - MIB))
 
+    def test_slots_take_no_shared_memory_but_for_the_first_batches(self) -> None:
+        config = {"num_workers": 2, "prefetch_factor": 4, "persistent_workers": False}
+        host = HOST.model_copy(update={"shm_free_bytes": 2 * 32 * MIB})
+        space = build_space(cpu(sample_bytes=MIB), host, SpaceRequest())
+        assert space.refusal({**space.baseline, **config, "batch_memory": "slots"}) is None
+        assert "/dev/shm has 64 MiB" in str(space.refusal({**space.baseline, **config, "batch_memory": "fresh"}))
+
+    def test_slots_are_for_batches_that_pytorch_makes(self) -> None:
+        own = build_space(cpu(own_collate=True), HOST, SpaceRequest())
+        assert "batch_memory" not in own.choices
+        assert own.inactive["batch_memory"] == "batches are made by a function of its own"
+
     def test_workers_that_do_not_fit_into_memory_are_refused(self) -> None:
         host = HOST.model_copy(update={"available_bytes": 300 * MIB})
         space = build_space(cpu(sample_bytes=1000), host, SpaceRequest())

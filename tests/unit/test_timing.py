@@ -59,6 +59,13 @@ def test_a_wait_for_the_loader_counts_if_the_device_was_idle_meanwhile() -> None
     assert after_the_first_s(taken) == pytest.approx(sum(step.step_s for step in steps[1:]))
 
 
+def test_waits_for_what_was_made_are_for_the_hand_over() -> None:
+    taken = [
+        Taken(None, wait_s, 0.02, 0.3, 8, ready=ready) for wait_s, ready in ((0.1, True), (0.2, False), (0.0, True))
+    ]
+    assert [step.handed_s for step in timed(taken, float)] == [0.1, 0.0, 0.0]
+
+
 def test_one_step_and_steps_on_a_cpu_are_timed_by_the_host() -> None:
     assert after_the_first_s(window(1)[0]) is None
     on_cpu = [Taken(None, 0.1, 0.02, 0.3, 8)] * 3

@@ -65,6 +65,22 @@ def test_a_device_that_waits_for_the_host_is_limited_by_launches() -> None:
     assert verdict({"num_workers": 2}, 100, 0.0, device, make_measurement(400))[0] is Limit.LAUNCH
 
 
+def test_batches_that_were_made_and_do_not_come_are_not_the_workers_fault() -> None:
+    """As with images of floats beside an H200: one thread hands on 4,300 of them, and more workers change nothing."""
+    device, loader = make_measurement(5800, enqueue_s=None), make_measurement(4300)
+    seen = make_measurement(4290, loader_wait_fraction=0.3, hand_over_fraction=0.26)
+    assert seen.waits_for_hand_over
+    config = {"num_workers": 16, "pin_memory": True, "batch_memory": "fresh"}
+    limit, sentence = verdict(config, 4290, 0.3, device, loader, handed=0.26, on_cpu=False)
+    assert limit is Limit.HAND_OVER and "26 %" in sentence and "pinned" in sentence and "batch_memory=slots" in sentence
+    _, sentence = verdict({**config, "batch_memory": "slots"}, 4290, 0.3, device, loader, handed=0.26, on_cpu=False)
+    assert "batch_memory" not in sentence
+    # Workers that are too slow: a few batches of theirs wait, too.
+    for waited, handed in ((0.5, 0.2), (0.1, 0.08), (0.3, None)):
+        changed = {"loader_wait_fraction": waited, "hand_over_fraction": handed}
+        assert not make_measurement(4290, **changed).waits_for_hand_over
+
+
 def test_a_device_that_waits_for_copies_is_limited_by_them() -> None:
     """As one did with 16 workers, 512 images a batch, and no pinned memory (benchmarks/results)."""
     device, loader = make_measurement(6240, enqueue_s=None), make_measurement(42000)

@@ -294,8 +294,9 @@ class Probe(Record):
     step_s: float | None = None
     #: What this launch has written in its view.
     wrote: LeftFiles | None = None
-    #: Whether the workload itself says how ranks share its training.
+    #: Whether the workload itself says how ranks share its training, and how samples become a batch.
     own_exchange: bool = False
+    own_collate: bool = False
     #: Of the workload's knobs that say so: whether they change the maths.
     workload_maths: dict[str, bool] = Field(default_factory=dict)
     #: Of the workload's knobs, those that take part only where the user states values of them.

@@ -56,6 +56,10 @@ class Window(Record):
     discarded: str | None = None
 
 
+#: A training waits for the hand-over of its batches if that takes more than this fraction of a step.
+HANDS_OVER = 0.1
+
+
 class Measurement(Record):
     """The measurement of one launch after its warm-up. device_only and loader_only launches fill it in too; the work
     they skip (waiting for a loader, work on a device) takes zero seconds.
@@ -102,6 +106,8 @@ class Measurement(Record):
         recompiles: graphs that were compiled after the first step; ``None`` if nothing is compiled.
         warmup_s: from the first step's end to the first kept window.
         measured_s: seconds inside the kept windows.
+        hand_over_fraction: of that, the part spent waiting for batches that a worker had made already: until the
+            training's process had received them and, with pinned memory, copied them; ``None`` if nothing tells.
         even_steps: as many of a script's steps in a row take about as long as any others; ``None`` if none do.
         loader_wait_fraction: fraction of the kept steps' time spent waiting for the loader, 0 to 1; ``None`` if nothing
             tells.
@@ -153,6 +159,7 @@ class Measurement(Record):
     warmup_s: float
     measured_s: float
     loader_wait_fraction: float | None
+    hand_over_fraction: float | None = None
     even_steps: int | None = 1
     ranks: int = 1
     rank_wait_fractions: tuple[float | None, ...] = ()
@@ -168,6 +175,12 @@ class Measurement(Record):
     def mean_step_s(self) -> float:
         """Mean duration of a step at the steady rate, in seconds."""
         return self.batch_size * self.ranks / self.steady_per_s
+
+    @property
+    def waits_for_hand_over(self) -> bool:
+        """Whether it is the hand-over of batches that limits the loader, not the making of them."""
+        handed, waited = self.hand_over_fraction or 0.0, self.loader_wait_fraction or 0.0
+        return handed > HANDS_OVER and handed > waited / 2
 
     @property
     def unit(self) -> str:

@@ -18,6 +18,8 @@ class Limit(StrEnum):
 
     LOADER = "loader-bound"
     DEVICE = "device-bound"
+    #: Batches that workers have made wait for the training's process to receive them.
+    HAND_OVER = "hand-over-bound"
     #: The host cannot enqueue work as fast as the device does it.
     LAUNCH = "launch-bound"
     #: The device waits while batches are copied to it from memory that it cannot read by itself.

@@ -15,6 +15,7 @@ from autotune.base.records import CommandRef, Config, Value
 from autotune.knobs import KNOBS, Scope, spell
 from autotune.knobs.alloc_conf import KNOB as ALLOCATOR
 from autotune.knobs.alloc_conf import setting_of
+from autotune.knobs.batch_memory import KNOB as BATCH_MEMORY
 from autotune.knobs.compile_mode import KNOB as COMPILE
 from autotune.knobs.compile_mode import replays
 from autotune.knobs.cudnn_benchmark import KNOB as BENCHMARK
@@ -202,6 +203,11 @@ _CLAUSES: dict[str, Callable[[Value, bool], str]] = {
         "no such setting in the environment"
         if value == MALLOC.default
         else f"start it with {' '.join(f'{n}={v}' for n, v in MALLOC_KEEPS.items())} in the environment"
+    ),
+    BATCH_MEMORY.name: lambda value, cuda: (
+        "the loader's workers put batches where PyTorch does"
+        if value == BATCH_MEMORY.default
+        else "autotune run, autotune.load_profile() or the python format puts batches there"
     ),
     COMPRESSION.name: lambda value, cuda: (
         "no hook of DistributedDataParallel"

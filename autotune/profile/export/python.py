@@ -18,6 +18,8 @@ for batch in batches:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import UsageError
@@ -25,6 +27,8 @@ from autotune.base.records import Value
 from autotune.knobs import KNOBS
 from autotune.knobs.alloc_conf import KNOB as ALLOCATOR
 from autotune.knobs.alloc_conf import VARIABLES, setting_of
+from autotune.knobs.batch_memory import KNOB as MEMORY
+from autotune.knobs.batch_memory import in_slots
 from autotune.knobs.batch_size import KNOB as BATCH_SIZE
 from autotune.knobs.compile_mode import KNOB as COMPILE
 from autotune.knobs.compile_mode import compiles, mode_of, replays
@@ -47,7 +51,8 @@ from autotune.profile.export.format import Given, Told, ToolFormat
 from autotune.space import settings
 
 _SWITCHES = (PRECISION, BENCHMARK, DETERMINISTIC, THREADS, ALLOCATOR, MALLOC)
-_OTHERS = (BATCH_SIZE, COMPILE, ACCUMULATION, LAYOUT, NON_BLOCKING, OPTIMIZER, WORKERS, PREFETCH, PERSISTENT, PINNED)
+_OTHERS = (BATCH_SIZE, COMPILE, ACCUMULATION, LAYOUT, NON_BLOCKING, OPTIMIZER)
+_LOADERS = (WORKERS, PREFETCH, PERSISTENT, PINNED, MEMORY)
 _DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
 
 _MOVE = '''
@@ -94,7 +99,7 @@ class _Python(ToolFormat):
     usage = "from FILE import loader, prepare, step"
     place = 50
     endings = (".py",)
-    knobs = dict.fromkeys((knob.name for knob in (*_SWITCHES, *_OTHERS)), lambda value, given: Told())
+    knobs = dict.fromkeys((knob.name for knob in (*_SWITCHES, *_OTHERS, *_LOADERS)), lambda value, given: Told())
 
     def caution(self, given: Given) -> str:
         return (
@@ -109,7 +114,7 @@ class _Python(ToolFormat):
                 f"the code would train with one rank, and the profile is of {given.ranks}",
                 advice="under torchrun, `autotune.load_profile(FILE).prepare(…)` sets up each rank.",
             )
-        parts = [_process(given), _loader(given), _prepare(given), _move(given)]
+        parts = [_process(given), *([_slots()] * in_slots(given.config)), _loader(given), _prepare(given), _move(given)]
         parts += [_PART.strip()] * (given.parts > 1)
         return "\n\n\n".join([*parts, _step(given)]) + "\n"
 
@@ -128,7 +133,8 @@ def _process(given: Given) -> str:
         env |= dict.fromkeys(VARIABLES, setting_of(config[ALLOCATOR.name]))
     lines = [f"os.environ[{_literal(name)}] = {_literal(value)}" for name, value in env.items()]
     ctypes = ["import ctypes"] * (config.get(MALLOC.name, MALLOC.default) != MALLOC.default)
-    lines = [*ctypes, "import dataclasses", *(["import os", "", *lines] if env else []), ""]
+    future = ["from __future__ import annotations", ""] * in_slots(config)
+    lines = [*future, *ctypes, "import dataclasses", *(["import os", "", *lines] if env else []), ""]
     lines += ["import torch", "from torch.utils.data import DataLoader", ""]
     lines += [f'DEVICE = torch.device("{"cuda" if given.cuda else "cpu"}")', f"BATCH_SIZE = {given.batch_size}"]
     if given.parts > 1:
@@ -177,6 +183,7 @@ def _loader(given: Given) -> str:
     if workers_of(given.config):
         options["multiprocessing_context"] = given.start_method
     options["drop_last"] = True
+    slots = ['        "collate_fn": collate_in_slots,'] * in_slots(given.config)
     return "\n".join(
         [
             "def loader(dataset, **options):",
@@ -184,10 +191,19 @@ def _loader(given: Given) -> str:
             "    own = {",
             f'        "{BATCH_SIZE.name}": BATCH_SIZE,',
             *(f'        "{name}": {_literal(value)},' for name, value in options.items()),
+            *slots,
             "    }",
             "    return DataLoader(dataset, **{**own, **options})",
         ]
     )
+
+
+def _slots() -> str:
+    """Return the source of the agent's ``slots``, which needs nothing but torch."""
+    spec = find_spec("autotune.agent.site.autotune_agent.slots")
+    assert spec is not None and spec.origin is not None
+    source = Path(spec.origin).read_text(encoding="utf-8")
+    return source[source.index("import itertools") :].strip()
 
 
 def _literal(value: Any) -> str:

@@ -501,6 +501,9 @@ def observation(trial: Trial, reference: float | None = None) -> Observation | N
     loader = measurement.loader_capacity_per_s if measurement else None
     if not device or not loader:
         return Observation(trial.config, math.log(score), weight=weight)
+    if measurement is not None and measurement.waits_for_hand_over:
+        # The workers make more than the training's process receives.
+        loader = min(loader, score)
     # Without workers, a step takes the sum of the times of both sides, and each epoch its turn besides. If the two take
     # longer than the whole, one of them is wrong.
     if not workers_of(trial.config) and math.log(score / device + score / loader) > CONTRADICTION:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from threadpoolctl import ThreadpoolController
 
 from autotune.base.records import Config, Measurement, Prediction, Side, Value
 from autotune.knobs import KNOBS
+from autotune.knobs.batch_memory import KNOB as BATCH_MEMORY
 from autotune.knobs.compile_mode import CUDAGRAPH_MODES, mode_of
 from autotune.knobs.num_workers import WORKERS
 from autotune.samplers.auto.features import LACK_SD, Array, Bools
@@ -231,14 +233,17 @@ def variants(space: Space, reference: Config) -> Iterator[dict[str, Value]]:
 
 
 def loaders(space: Space, reference: Config) -> list[dict[str, Value]]:
-    """Return the reference with other numbers of workers.
+    """Return the reference with other numbers of workers, and other places where these put batches.
 
     The effect of a loader's other knobs does not show in its own rate: queues smooth the waits of a training, pinning
     helps the device, and persistent workers help at the turn of an epoch.
     """
-    counts = space.rungs(WORKERS) if WORKERS in space.choices and WORKERS not in space.between_launches else ()
-    others = [space.completed({**reference, WORKERS: n}) for n in counts if n != reference.get(WORKERS)]
-    return [config for config in others if space.refusal(config) is None]
+    names = [n for n in (WORKERS, BATCH_MEMORY.name) if n in space.choices and n not in space.between_launches]
+    values = itertools.product(*map(space.rungs, names))
+    others = [space.completed({**reference, **dict(zip(names, choice, strict=True))}) for choice in values]
+    distinct = {key(config): config for config in others}
+    distinct.pop(key(reference), None)
+    return [config for config in distinct.values() if space.refusal(config) is None]
 
 
 # autotune's own sampler.

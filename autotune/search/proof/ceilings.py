@@ -25,6 +25,7 @@ from autotune.base.records import (
     Value,
 )
 from autotune.knobs import KNOBS
+from autotune.knobs.batch_memory import in_slots
 from autotune.knobs.compile_mode import compiles
 from autotune.knobs.knob import UNKNOWN
 from autotune.knobs.num_workers import WORKERS, workers_of
@@ -215,7 +216,9 @@ def bottleneck(
         apart: a launch of the device alone, in ranks that do not exchange gradients.
     """
     waits = wait_fraction(one.seen) or 0.0
-    limit, sentence = verdict(one.config, rate, waits, device, loader, apart, on_cpu=on_cpu)
+    parts = [m.hand_over_fraction if m.waits_for_hand_over else None for m in one.seen]
+    handed = median(part or 0.0 for part in parts) if parts else 0.0
+    limit, sentence = verdict(one.config, rate, waits, device, loader, apart, handed=handed, on_cpu=on_cpu)
     sides = sides_of(one.config, one.seen, device, None if contradictory(rate, loader) else loader)
     local = None
     if limit is Limit.LOADER and sides is not None and sides.idle > STORE:
@@ -319,6 +322,7 @@ def verdict(
     loader: Measurement | None,
     apart: Measurement | None = None,
     *,
+    handed: float = 0.0,
     on_cpu: bool = True,
 ) -> tuple[Limit, str]:
     """Return what limits a configuration, and a sentence that says what removing each limit would gain.
@@ -326,8 +330,17 @@ def verdict(
     Args:
         rate: end-to-end rate in samples/s.
         wait_fraction: fraction of a step spent waiting for the loader; the only criterion if a ceiling is missing.
+        handed: fraction of a step spent waiting for the hand-over of batches that were made, if that is the limit.
         on_cpu: batches are not copied to another device.
     """
+    if handed:
+        copies = " and copies them to pinned memory" if config.get(PINNED.name) else ""
+        less = "smaller samples" if in_slots(config) else "smaller samples, or batch_memory=slots,"
+        return Limit.HAND_OVER, (
+            f"{Limit.HAND_OVER}: for {percent_text(handed)} of a step, batches that workers have made wait for the one "
+            f"thread of the training's process that receives them{copies}: {less} would take less, and more workers "
+            "would not."
+        )
     is_contradictory = contradictory(rate, device) or contradictory(rate, loader)
     if is_contradictory or device is None or loader is None:
         limit = Limit.LOADER if wait_fraction > 0.5 else Limit.DEVICE if wait_fraction < 0.1 else Limit.BALANCED
@@ -401,11 +414,13 @@ def check_holding(context: ProofContext, winner: Entrant, share_s: float) -> Hol
         why = "a script is not run for longer than its launches"
         return HoldVerdict(trial=number, passed=None, reason=why, headroom_wanted=HEADROOM)
     start_s = max((m.startup_s + m.compile_s for m in winner.seen), default=0.0)
+    # The evaluation pass compiles graphs of its own, which no cache has yet, as the first launch did.
+    cold = cold_compiles([winner.trial], []) if compiles(winner.config) else {}
+    start_s += max(cold.values(), default=0.0)
     train_s = min(share_s, context.launches.budget.left_s) - start_s
     name = f"hold-{winner.name}"
     if train_s < _LEAST_S and context.launches.finished(name, winner.config) is None:
         return HoldVerdict(trial=number, passed=None, reason="there was no time to check it", headroom_wanted=HEADROOM)
-    # The evaluation pass may need compiling as well.
     limit_s = max(_LEAST_LIMIT_S, 2 * (start_s + max(train_s, _LEAST_S)))
     train_s = max(train_s, _LEAST_S)
     sustain_s = min(_SUSTAIN_S, train_s / 2) if context.device == "cuda" else 0.0

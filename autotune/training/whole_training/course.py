@@ -151,9 +151,9 @@ class Evaluation:
         return numbers
 
     def _loader(self, dataset: Dataset[Any]) -> DataLoader[Any]:
-        make = contract.optional(self._parts.workload, "collate")
         options = training.loader_options(self._parts.config, worker_start_method=self._parts.worker_start_method)
-        options |= {"batch_size": self._ctx.batch_size, "collate_fn": make(self._parts.ctx) if make else None}
+        collate = training.collate_of(self._parts.workload, self._parts.ctx)
+        options |= {"batch_size": self._ctx.batch_size, "collate_fn": collate}
         # Persistent workers would hold memory throughout the next epoch.
         options.pop(PERSISTENT.name, None)
         if isinstance(dataset, IterableDataset):

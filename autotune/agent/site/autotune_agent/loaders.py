@@ -264,12 +264,12 @@ _SHM_PART = 0.25
 #: Where nothing was compared, looking at a data set may take this many times as long: seconds, once.
 _THOROUGH = 20
 #: The arguments of a loader that are set.
-_ARGUMENTS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
+_ARGUMENTS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "collate_fn")
 
 
 class LoaderDoor:
-    """Sets arguments of loaders: ``num_workers``, ``prefetch_factor``, ``pin_memory``, ``persistent_workers``; compares
-    ``batch_size``.
+    """Sets arguments of loaders: ``num_workers``, ``prefetch_factor``, ``pin_memory``, ``persistent_workers``, and by
+    ``batch_memory``, ``fresh`` or ``slots``, where batches lie; compares ``batch_size``.
 
     They are set when a loader is first iterated over, not when it is made: only then is it known whether it is for
     training. One that is iterated over without gradients evaluates, and stays as it is.
@@ -451,7 +451,7 @@ class LoaderDoor:
             setting.try_to(partial(want, setting))
         if wanted:
             # A loader forbids setting some of them once it is made, because most loaders have an iterator then.
-            loader.__dict__.update(_completed(loader, wanted))
+            loader.__dict__.update(self._completed(loader, wanted))
 
     def switch(self, told: dict[str, Any]) -> None:
         """Set all loaders for training to something else, in the middle of an epoch: batches that have been begun are
@@ -465,7 +465,7 @@ class LoaderDoor:
         """
         for loader in list(self._own):
             original = self._own[loader]
-            wanted = {**original, **_completed(loader, told)} if told else original
+            wanted = {**original, **self._completed(loader, told)} if told else original
             before = {name: getattr(loader, name) for name in _ARGUMENTS}
             if wanted == before:
                 self._deliver(loader)
@@ -499,7 +499,7 @@ class LoaderDoor:
         loader = None if self._latest is None else self._latest()
         if loader is None:
             raise RuntimeError("no loader was seen")
-        arguments = {**_completed(loader, told), "persistent_workers": False}
+        arguments = {**self._completed(loader, told), "persistent_workers": False}
         workers = arguments["num_workers"]
         batches = samples = 0
 
@@ -560,7 +560,7 @@ class LoaderDoor:
         loader = None if self._latest is None else self._latest()
         if loader is None:
             raise RuntimeError("no loader was seen")
-        arguments = {**_completed(loader, told), "persistent_workers": False}
+        arguments = {**self._completed(loader, told), "persistent_workers": False}
         noting = Noting(noted, self._ours)
         noting.install()
         try:
@@ -572,6 +572,22 @@ class LoaderDoor:
                         pass
         finally:
             noting.remove()
+
+    def _completed(self, loader: Any, told: dict[str, Any]) -> dict[str, Any]:
+        """Return arguments of a `DataLoader` for what is told, completed by those that depend on it.
+
+        Raises:
+            RuntimeError: its batches cannot lie where they are to.
+        """
+        told = dict(told)
+        own = self._own[loader]["collate_fn"] if loader in self._own else loader.collate_fn
+        told["collate_fn"] = _collate(own, told.pop("batch_memory", None))
+        workers = told.get("num_workers", loader.num_workers)
+        if workers == 0:
+            return {**told, "prefetch_factor": None, "persistent_workers": False}
+        if loader.prefetch_factor is None:
+            return {"prefetch_factor": _PREFETCH, **told}
+        return told
 
     def _deliver(self, loader: Any, *, anew: bool = False) -> None:
         """Let a new iterator deliver the rest of a loader's current epoch, if ``anew`` or if none is left to."""
@@ -622,14 +638,23 @@ def _iterating(loader: Any, arguments: dict[str, Any]) -> Iterator[Any]:
             iterator._shutdown_workers()
 
 
-def _completed(loader: Any, told: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments, completed by those that depend on them."""
-    workers = told.get("num_workers", loader.num_workers)
-    if workers == 0:
-        return {**told, "prefetch_factor": None, "persistent_workers": False}
-    if loader.prefetch_factor is None:
-        return {"prefetch_factor": _PREFETCH, **told}
-    return told
+def _collate(own: Any, batch_memory: str | None) -> Any:
+    """Return the function that makes batches where they are to lie.
+
+    Args:
+        own: the script's.
+
+    Raises:
+        RuntimeError: its batches cannot lie there.
+    """
+    if batch_memory != "slots":
+        return own
+    from autotune_agent import slots
+
+    reason = slots.why_not(own)
+    if reason is not None:
+        raise RuntimeError(reason)
+    return slots.collate_in_slots
 
 
 def _shared_memory_bytes() -> float:
@@ -675,6 +700,10 @@ def _why_not(loader: Any, told: dict[str, Any], state: dataset_state.Kept) -> st
         return "the data is on the device already"
     if told.get("persistent_workers") and not loader.persistent_workers and hasattr(data, "set_epoch"):
         return "workers that persist would not see the data set's set_epoch"
+    if told.get("batch_memory") == "slots":
+        from autotune_agent import slots
+
+        return slots.why_not(loader.collate_fn)
     return None
 
 
