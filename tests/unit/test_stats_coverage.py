@@ -186,6 +186,29 @@ class TestRounds:
 
         assert 0.93 <= coverage(3000, holds) <= 0.97
 
+    #: Noise of a reference, of the one in question, and of a third.
+    @pytest.mark.parametrize("sds", [(0.05, 0.05, 0.05), (0.08, 0.005, 0.005), (0.005, 0.08, 0.005)])
+    @pytest.mark.parametrize("rounds", [2, 4])
+    def test_where_one_differs_more_than_the_others(self, sds: tuple[float, ...], rounds: int) -> None:
+        """As launches do that copy from memory that is not pinned. Found 94.6 to 95.5 %; with the noise pooled, 83 to
+        88 % of ratios, and 70 % of the noisy one's rates."""
+
+        def compared(rng: random.Random) -> tuple[bool, bool]:
+            rows = {i: [TRUTH * math.exp(rng.gauss(0, sd)) for _ in range(rounds)] for i, sd in enumerate(sds)}
+            launches = {i: [*rates, TRUTH * math.exp(rng.gauss(0, sds[i]))] for i, rates in rows.items()}
+            found = compare_rounds(rows, prior=PRIOR, launches=launches)
+            _, low, high = found.ratio(1, 0)
+            return low <= 1 <= high, holds_truth(found.rate(1))
+
+        rng = random.Random(0)
+        ratios, rates = zip(*(compared(rng) for _ in range(1500)), strict=True)
+        assert 0.935 <= sum(ratios) / 1500 <= 0.97 and 0.93 <= sum(rates) / 1500
+
+    def test_who_differs_little_has_a_narrow_interval_beside_one_who_does_not(self) -> None:
+        rows = {0: [100.0, 92.0, 108.0], 1: [200.0, 200.1, 199.9], 2: [150.0, 150.1, 150.2]}
+        rate = compare_rounds(rows, prior=PRIORS["cuda"], launches=rows).rate(1)
+        assert rate.halfwidth < 0.003 and holds_truth(compare_rounds(rows, prior=PRIORS["cuda"], launches=rows).rate(0))
+
     def test_drift_would_ruin_unpaired_intervals(self) -> None:
         # The same tables without the knowledge of the rounds: the interval is correct, and three times as wide.
         rng = random.Random(1)

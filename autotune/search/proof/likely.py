@@ -348,7 +348,7 @@ def _by_launches(one: Entrant, compared: Comparison, space: Space, noise: stats.
     rounds = shared_rounds(one, compared.baseline)
     if rounds and compared.knows_turns and compared.in_turns(one, compared.baseline):
         ratio, low, _ = compared.ratio(one, compared.baseline)
-        degrees = max(1.0, compared.noise.degrees)
+        degrees = compared.degrees(one)
         if low > 0 and math.isfinite(low):
             parts.append((math.log(ratio / low) / stats.t_quantile(degrees), degrees))
         is_pooled = True

@@ -266,7 +266,8 @@ class Comparison:
         # Two rounds reveal little about their noise, and the prior may be far off (virtual cores vary by 10 % from
         # launch to launch), so the search's launches of the same configurations are included.
         prior = widened(self.launch_noise(prior), [m for e in entrants for m in e.again])
-        self._rounds = stats.compare_rounds(self._rows, prior=prior) if len(self._rows) > 1 else None
+        launches = {e.name: [m.samples_per_s for m in e.launches] for e in entrants if e.again}
+        self._rounds = stats.compare_rounds(self._rows, prior=prior, launches=launches) if len(self._rows) > 1 else None
         self._prior = prior
 
     def launch_noise(self, prior: stats.LaunchNoise) -> stats.LaunchNoise:
@@ -332,6 +333,10 @@ class Comparison:
         clock, other_clock = clock_mhz([a for a, _ in shared]), clock_mhz([b for _, b in shared])
         return ratio if clock is None or other_clock is None else stats.at_equal_clocks(ratio, clock / other_clock)
 
+    def degrees(self, one: Entrant) -> float:
+        """Return the degrees of freedom of an entrant's ratio to the baseline, at least 1."""
+        return max(1.0, self._rounds.degrees(one.name, self.baseline.name) if self._rounds else self.noise.degrees)
+
     def unmet(self, one: Entrant) -> str | None:
         """Return the requirements that an entrant does not meet, as a clause; ``None`` if it meets all of them."""
         return unmet_text(self._required, self._as_trained(one)) if self._required else None
@@ -357,7 +362,7 @@ class Comparison:
         ratio, low, high = self.ratio(one, self.baseline)
         if not is_known((low, high)):
             return False
-        degrees = max(1.0, self.noise.degrees)
+        degrees = self.degrees(one)
         wider = stats.t_of_largest(degrees, among) / stats.t_quantile(degrees)
         return math.log(ratio) > wider * math.log(ratio / low)
 
