@@ -109,6 +109,17 @@ class Patience:
                 self.budget.leave_out(self.clock.now() - began_s)
 
 
+def _repeated(name: str) -> Any:
+    """Return a method that retries an idempotent operation of the storage: one that reads, or sets something to a
+    value."""
+
+    def operation(storage: PatientStorage, *args: Any, **named: Any) -> Any:
+        operate = getattr(storage._storage, name)
+        return storage._patience.until_answered(lambda _again: operate(*args, **named))
+
+    return operation
+
+
 class PatientStorage(BaseStorage):
     """An Optuna storage that retries after a lost connection, for use by one search at a time.
 
@@ -120,9 +131,23 @@ class PatientStorage(BaseStorage):
         self._storage = storage
         self._patience = patience
 
-    def _repeatedly(self, ask: Callable[[], _T]) -> _T:
-        """Retry an idempotent operation: one that reads, or sets something to a value."""
-        return self._patience.until_answered(lambda _again: ask())
+    delete_study = _repeated("delete_study")
+    set_study_user_attr = _repeated("set_study_user_attr")
+    set_study_system_attr = _repeated("set_study_system_attr")
+    get_study_id_from_name = _repeated("get_study_id_from_name")
+    get_study_name_from_id = _repeated("get_study_name_from_id")
+    get_study_directions = _repeated("get_study_directions")
+    get_study_user_attrs = _repeated("get_study_user_attrs")
+    get_study_system_attrs = _repeated("get_study_system_attrs")
+    get_all_studies = _repeated("get_all_studies")
+    set_trial_param = _repeated("set_trial_param")
+    set_trial_intermediate_value = _repeated("set_trial_intermediate_value")
+    set_trial_user_attr = _repeated("set_trial_user_attr")
+    set_trial_system_attr = _repeated("set_trial_system_attr")
+    get_trial_id_from_study_id_trial_number = _repeated("get_trial_id_from_study_id_trial_number")
+    get_trial = _repeated("get_trial")
+    get_all_trials = _repeated("get_all_trials")
+    get_best_trial = _repeated("get_best_trial")
 
     def create_new_study(self, directions: Sequence[StudyDirection], study_name: str | None = None) -> int:
         def create(again: bool) -> int:
@@ -155,61 +180,6 @@ class PatientStorage(BaseStorage):
             return self._storage.set_trial_state_values(trial_id, state, values)
 
         return self._patience.until_answered(put)
-
-    def delete_study(self, study_id: int) -> None:
-        self._repeatedly(lambda: self._storage.delete_study(study_id))
-
-    def set_study_user_attr(self, study_id: int, key: str, value: Any) -> None:
-        self._repeatedly(lambda: self._storage.set_study_user_attr(study_id, key, value))
-
-    def set_study_system_attr(self, study_id: int, key: str, value: Any) -> None:
-        self._repeatedly(lambda: self._storage.set_study_system_attr(study_id, key, value))
-
-    def get_study_id_from_name(self, study_name: str) -> int:
-        return self._repeatedly(lambda: self._storage.get_study_id_from_name(study_name))
-
-    def get_study_name_from_id(self, study_id: int) -> str:
-        return self._repeatedly(lambda: self._storage.get_study_name_from_id(study_id))
-
-    def get_study_directions(self, study_id: int) -> list[StudyDirection]:
-        return self._repeatedly(lambda: self._storage.get_study_directions(study_id))
-
-    def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
-        return self._repeatedly(lambda: self._storage.get_study_user_attrs(study_id))
-
-    def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
-        return self._repeatedly(lambda: self._storage.get_study_system_attrs(study_id))
-
-    def get_all_studies(self) -> list[FrozenStudy]:
-        return self._repeatedly(self._storage.get_all_studies)
-
-    def set_trial_param(
-        self, trial_id: int, param_name: str, param_value_internal: float, distribution: BaseDistribution
-    ) -> None:
-        self._repeatedly(
-            lambda: self._storage.set_trial_param(trial_id, param_name, param_value_internal, distribution)
-        )
-
-    def set_trial_intermediate_value(self, trial_id: int, step: int, intermediate_value: float) -> None:
-        self._repeatedly(lambda: self._storage.set_trial_intermediate_value(trial_id, step, intermediate_value))
-
-    def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
-        self._repeatedly(lambda: self._storage.set_trial_user_attr(trial_id, key, value))
-
-    def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
-        self._repeatedly(lambda: self._storage.set_trial_system_attr(trial_id, key, value))
-
-    def get_trial_id_from_study_id_trial_number(self, study_id: int, trial_number: int) -> int:
-        return self._repeatedly(lambda: self._storage.get_trial_id_from_study_id_trial_number(study_id, trial_number))
-
-    def get_trial(self, trial_id: int) -> FrozenTrial:
-        return self._repeatedly(lambda: self._storage.get_trial(trial_id))
-
-    def get_all_trials(self, study_id: int, deepcopy: bool = True, states: Any = None) -> list[FrozenTrial]:
-        return self._repeatedly(lambda: self._storage.get_all_trials(study_id, deepcopy=deepcopy, states=states))
-
-    def get_best_trial(self, study_id: int) -> FrozenTrial:
-        return self._repeatedly(lambda: self._storage.get_best_trial(study_id))
 
     def remove_session(self) -> None:
         self._storage.remove_session()

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import io
+import math
+import operator
+import os
 import shlex
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,11 +33,10 @@ from autotune.base.parsing import (
     size_bytes,
 )
 from autotune.base.records import LARGEST, LARGEST_IMAGE, SCHEMA_VERSION, StudySpec
-from autotune.knobs import KNOBS
+from autotune.knobs import KNOBS, spell
 from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
 from autotune.samplers import SAMPLERS
 from autotune.space.requirements import Requirements
-from autotune.study import python_values as python
 from autotune.study.storage_url import typed_address
 
 # ``study.yaml``: the request of a study, readable by people, and by YAML 1.1 and 1.2 parsers alike.
@@ -102,34 +105,6 @@ def _quoted(value: Any) -> Any:
 # An option of a search: how its values are written on a command line and in Python, and which field they fill.
 
 
-def _same(typed: Any, _flag: str) -> Any:
-    return typed
-
-
-def _plain(value: Any) -> list[str]:
-    return [str(value)]
-
-
-@dataclass(frozen=True)
-class Spelling:
-    """How values of one kind are written on a command line.
-
-    Attributes:
-        kind: type to which the command line's parser converts a word.
-        many: whether the option may be repeated.
-        read: converts the parsed value (a list for an option that may be repeated). The second argument is the option's
-            flag, for error messages. Raises `UsageError`.
-        write: converts a value to words, each to be preceded by the flag, from which `read` returns the same value.
-        python: how the same values are given in Python.
-    """
-
-    kind: type = str
-    many: bool = False
-    read: Callable[[Any, str], Any] = _same
-    write: Callable[[Any], list[str]] = _plain
-    python: python.PythonKind = python.TEXT
-
-
 def _file_or_name(text: str, _flag: str) -> str:
     return str(Path(text).expanduser().absolute()) if text.endswith(".py") else text
 
@@ -141,32 +116,134 @@ def _files_or_names(text: str, flag: str) -> str:
     return ",".join(_file_or_name(part, flag) for part in parts)
 
 
-def _folder_or_kind(text: str, _flag: str) -> str:
-    return text if text in ("generated", "synthetic") else str(Path(text).expanduser().absolute())
+def _only(kind: type) -> Callable[[Any], Any]:
+    def checked(value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise TypeError
+        return value
+
+    return checked
+
+
+_text = _only(str)
+
+
+def _path_text(value: Any) -> str:
+    return str(_text(os.fspath(value)))
+
+
+def _whole(value: Any) -> int:
+    # Accepts whole numbers of other libraries, too, but no fractions.
+    if isinstance(value, bool):
+        raise TypeError
+    return operator.index(value)
+
+
+def _duration(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"must be a number of seconds above zero, not {value!r}")
+    return duration_text(value)
+
+
+def _price(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise TypeError
+    return price_text(value)
+
+
+def _texts(value: Any) -> list[str]:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        raise TypeError
+    return list(texts)
+
+
+def _items(value: Any) -> Iterable[tuple[str, Any]]:
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise TypeError
+    return value.items()
+
+
+def _lists(value: Any) -> list[str]:
+    texts = []
+    for name, values in _items(value):
+        items = values if isinstance(values, Iterable) and not isinstance(values, str | Mapping) else [values]
+        texts.append(f"{name}={','.join(_spelled(item, name) for item in items)}")
+    return texts
+
+
+def _spelled(value: Any, name: str) -> str:
+    if not isinstance(value, bool | int | float | str):
+        raise ValueError(f"takes text, a number, True or False for {name}, not {value!r}")
+    return spell(value)
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """How values of one kind are written on a command line, and given in Python.
+
+    Attributes:
+        takes: the values that it accepts in Python, for the documentation and for errors.
+        given: converts one of these to what the command line's parser returns. Raises `TypeError` for values of another
+            type, and `ValueError` with the rest of a sentence that begins with the option's flag.
+        kind: type to which the command line's parser converts a word.
+        many: whether the option may be repeated.
+        read: converts the parsed value (a list for an option that may be repeated). The second argument is the option's
+            flag, for error messages. Raises `UsageError`.
+        write: converts a value to words, each to be preceded by the flag, from which `read` returns the same value.
+    """
+
+    takes: str = "text"
+    given: Callable[[Any], Any] = _text
+    kind: type = str
+    many: bool = False
+    read: Callable[[Any, str], Any] = lambda typed, _flag: typed
+    write: Callable[[Any], list[str]] = lambda value: [str(value)]
 
 
 TEXT = Spelling()
 STORAGE = Spelling(read=typed_address)
-WHOLE = Spelling(kind=int, python=python.WHOLE)
-FLAG = Spelling(kind=bool, python=python.FLAG)
-PATH = Spelling(kind=Path, python=python.PATH)
-FILE = Spelling(read=_file_or_name, python=python.FILE)
-FILES = Spelling(read=_files_or_names, python=python.FILE)
-FOLDER = Spelling(read=_folder_or_kind, python=python.FILE)
-DURATION = Spelling(read=duration_s, write=lambda seconds: [duration_text(seconds)], python=python.DURATION)
-SHORT = Spelling(read=short_duration_s, write=lambda seconds: [duration_text(seconds)], python=python.DURATION)
-BANDWIDTH = Spelling(read=bandwidth_bytes_per_s, write=lambda size: [f"{size}B/s"], python=python.SIZE)
-SIZE = Spelling(read=size_bytes, write=lambda size: [f"{size}B"], python=python.SIZE)
-TEXTS = Spelling(many=True, read=lambda typed, _flag: tuple(typed), write=list, python=python.TEXTS)
-PRICE = Spelling(read=price, write=lambda amount: [price_text(amount)], python=python.PRICE)
+WHOLE = Spelling("a whole number", _whole, kind=int)
+FLAG = Spelling("True or False", _only(bool), kind=bool)
+PATH = Spelling("text or a path", lambda value: Path(_path_text(value)), kind=Path)
+FILE = Spelling("text or a path", _path_text, read=_file_or_name)
+FILES = replace(FILE, read=_files_or_names)
+FOLDER = replace(
+    FILE,
+    read=lambda text, _flag: text if text in ("generated", "synthetic") else str(Path(text).expanduser().absolute()),
+)
+DURATION = Spelling(
+    'seconds, or text as in "10m"', _duration, read=duration_s, write=lambda seconds: [duration_text(seconds)]
+)
+SHORT = replace(DURATION, read=short_duration_s)
+SIZE = Spelling(
+    'bytes, or text as in "6GiB"',
+    lambda value: value if isinstance(value, str) else f"{_whole(value)}B",
+    read=size_bytes,
+    write=lambda size: [f"{size}B"],
+)
+BANDWIDTH = replace(SIZE, read=bandwidth_bytes_per_s, write=lambda size: [f"{size}B/s"])
+PRICE = Spelling("a number above zero", _price, read=price, write=lambda amount: [price_text(amount)])
+TEXTS = Spelling("text, or a list of texts", _texts, many=True, read=lambda typed, _flag: tuple(typed), write=list)
 PAIRS = Spelling(
-    many=True, read=pairs, write=lambda found: [f"{n}={value}" for n, value in found.items()], python=python.PAIRS
+    "a dictionary of values by name",
+    lambda value: [f"{name}={_spelled(item, name)}" for name, item in _items(value)],
+    many=True,
+    read=pairs,
+    write=lambda values: [f"{name}={value}" for name, value in values.items()],
 )
 LISTS = Spelling(
+    "a dictionary of lists of values by name",
+    _lists,
     many=True,
     read=lists,
-    write=lambda found: [f"{n}={','.join(values)}" for n, values in found.items()],
-    python=python.LISTS,
+    write=lambda found: [f"{name}={','.join(values)}" for name, values in found.items()],
 )
 
 
@@ -226,7 +303,14 @@ class SearchOption:
         Raises:
             UsageError: the value has the wrong type, or is below the minimum.
         """
-        parsed = self.spelling.python.parsed(given, self.flag)
+        try:
+            parsed = self.spelling.given(given)
+        except TypeError:
+            text = repr(given)
+            what = text if len(text) <= 60 else type(given).__name__
+            raise UsageError(f"{self.flag} takes {self.spelling.takes}, not {what}") from None
+        except ValueError as error:
+            raise UsageError(f"{self.flag} {error}") from None
         if self.minimum is not None and parsed < self.minimum:
             raise UsageError(f"{self.flag} must be at least {self.minimum}, not {parsed}")
         return parsed
@@ -249,25 +333,17 @@ class SearchOption:
 # The commands that take these options, the arguments of `autotune.tune`, the request built from them, the conflicts
 # with ``--replay``, and the command line shown in a report are all derived from `OPTIONS`.
 
+#: Options that a recorded surface fixes: those of what is trained, which `autotune space` takes too; of these, a
+#: script's; and others. The last two exist on the command line only.
+_subject = partial(SearchOption, space=True, recorded=True)
+_script = partial(_subject, keyword=None)
+_shell = partial(SearchOption, recorded=True, keyword=None)
+_MOST_SAMPLES = KNOBS["batch_size"].maximum
 #: In the order of the help text.
-OPTIONS = (
-    SearchOption(
-        "model", FILE, "A name, FILE.py, or package.module:NAME.", "model", None, "MODEL", space=True, recorded=True
-    ),
-    SearchOption(
-        "arg",
-        PAIRS,
-        "For the workload itself; may be repeated.",
-        "args",
-        None,
-        "KEY=VALUE",
-        space=True,
-        recorded=True,
-        keyword="args",
-    ),
-    SearchOption(
-        "data", FOLDER, "A folder, generated, or synthetic.", "data", "generated", "DATA", space=True, recorded=True
-    ),
+OPTIONS: tuple[SearchOption, ...] = (
+    _subject("model", FILE, "A name, FILE.py, or package.module:NAME.", "model", None, "MODEL"),
+    _subject("arg", PAIRS, "For the workload itself; may be repeated.", "args", None, "KEY=VALUE", keyword="args"),
+    _subject("data", FOLDER, "A folder, generated, or synthetic.", "data", "generated", "DATA"),
     SearchOption(
         "store_latency",
         SHORT,
@@ -318,14 +394,12 @@ OPTIONS = (
     SearchOption(
         "study", TEXT, "Name of the study.  [default: a fresh number]", "name", "", recorded=True, written="never"
     ),
-    SearchOption(
+    _shell(
         "storage",
         STORAGE,
         "Store it in a database that several machines share: postgresql://USER@HOST/DATABASE.",
         "storage",
         metavar="URL",
-        recorded=True,
-        keyword=None,
     ),
     SearchOption("studies_dir", PATH, "Folder that holds the studies.", default=DEFAULT_STUDIES, recorded=True),
     SearchOption("budget", DURATION, "How long to search.", "budget_s", "10m", "DURATION", written="always"),
@@ -345,15 +419,8 @@ OPTIONS = (
         None,
         "FIGURE<=VALUE",
     ),
-    SearchOption(
-        "device",
-        TEXT,
-        "auto, cpu, cuda, cuda:N, cuda:GPU-UUID or cuda:MIG-UUID.",
-        "device",
-        "auto",
-        "DEVICE",
-        space=True,
-        recorded=True,
+    _subject(
+        "device", TEXT, "auto, cpu, cuda, cuda:N, cuda:GPU-UUID or cuda:MIG-UUID.", "device", "auto", "DEVICE"
     ),
     SearchOption(
         "devices",
@@ -363,65 +430,36 @@ OPTIONS = (
         metavar="LIST",
         recorded=True,
     ),
-    SearchOption(
+    _shell(
         "on",
         TEXT,
         "Launch on the nodes of a Ray cluster: ray://HOST:10001, or ray for the one that this machine is in.",
         "on",
         metavar="CLUSTER",
-        recorded=True,
-        keyword=None,
     ),
-    SearchOption(
+    _shell(
         "on_resources",
         PAIRS,
         "What each worker there asks for: accelerator_type=H100, CPU=8, or resources of your own. May be repeated.",
         "on_resources",
-        None,
-        "NAME=AMOUNT",
-        recorded=True,
-        keyword=None,
+        metavar="NAME=AMOUNT",
+    ),
+    _shell("workers", WHOLE, "With --on: how many there, instead of all.", "workers", None, "N", 1, 2**10),
+    _subject(
+        "batch_size", WHOLE, "The baseline's batch size.", "batch_size", minimum=1, maximum=_MOST_SAMPLES
     ),
     SearchOption(
-        "workers",
-        WHOLE,
-        "With --on: how many there, instead of all.",
-        "workers",
-        metavar="N",
-        minimum=1,
-        maximum=2**10,
-        recorded=True,
-        keyword=None,
+        "keep_batch_size", FLAG, "Search at the baseline's batch size only.", "keep_batch_size", False, space=True
     ),
-    SearchOption(
-        "batch_size",
-        WHOLE,
-        "The baseline's batch size.",
-        "batch_size",
-        minimum=1,
-        maximum=KNOBS["batch_size"].maximum,
-        space=True,
-        recorded=True,
-    ),
-    SearchOption(
-        "keep_batch_size",
-        FLAG,
-        "Search at the baseline's batch size only.",
-        "keep_batch_size",
-        False,
-        space=True,
-    ),
-    SearchOption(
+    _subject(
         "global_batch",
         WHOLE,
         "Samples of an optimizer's step: fixed, in parts that are searched.",
         "global_batch",
         minimum=1,
-        maximum=KNOBS["batch_size"].maximum,
-        space=True,
-        recorded=True,
+        maximum=_MOST_SAMPLES,
     ),
-    SearchOption(
+    _subject(
         "nproc_per_node",
         WHOLE,
         "Processes that train together, as torchrun starts them; the batch size is each one's.",
@@ -429,108 +467,55 @@ OPTIONS = (
         1,
         minimum=1,
         maximum=2**10,
-        space=True,
-        recorded=True,
     ),
-    SearchOption(
-        "image_size",
-        WHOLE,
-        "Side of an image in pixels.",
-        "image_size",
-        minimum=1,
-        maximum=LARGEST_IMAGE,
-        space=True,
-        recorded=True,
-    ),
-    SearchOption(
+    _subject("image_size", WHOLE, "Side of an image in pixels.", "image_size", minimum=1, maximum=LARGEST_IMAGE),
+    _script(
         "samples_per_step",
         WHOLE,
         "Of a script's optimizer, where its loader does not tell.",
         "samples_per_step",
         minimum=1,
-        space=True,
-        recorded=True,
-        keyword=None,
     ),
-    SearchOption(
+    _script(
         "map",
         PAIRS,
         "Words by which a script's own options set a knob; may be repeated.",
         "flags",
-        None,
-        "KNOB[:VALUE]=WORDS",
-        space=True,
-        recorded=True,
-        keyword=None,
+        metavar="KNOB[:VALUE]=WORDS",
     ),
-    SearchOption(
+    _script(
         "output_flag",
         TEXT,
         "A script's option for where it writes: each launch gets a folder, removed at its end.",
         "output_flag",
         metavar="FLAG",
-        space=True,
-        recorded=True,
-        keyword=None,
     ),
-    SearchOption(
+    _script(
         "scratch",
         FLAG,
         "Run each launch of a script in an empty folder of its own, removed at its end.",
         "scratch",
         False,
-        space=True,
-        recorded=True,
-        keyword=None,
     ),
-    SearchOption(
+    _script(
         "rate",
         TEXT,
         "How a program that is not PyTorch's tells (?P<rate>…), samples/s, or (?P<seconds>…) of a step.",
         "rate",
         metavar="REGEX",
-        space=True,
-        recorded=True,
-        keyword=None,
     ),
-    SearchOption(
-        "rate_file",
-        TEXT,
-        "The file in which it does, if not on its output.",
-        "rate_file",
-        metavar="FILE",
-        space=True,
-        recorded=True,
-        keyword=None,
+    _script("rate_file", TEXT, "The file in which it does, if not on its output.", "rate_file", metavar="FILE"),
+    _script(
+        "script", PATH, "A file of `autotune init -- python train.py`: the command and its own flags.", metavar="FILE"
     ),
-    SearchOption(
-        "script",
-        PATH,
-        "A file of `autotune init -- python train.py`: the command and its own flags.",
-        metavar="FILE",
-        space=True,
-        recorded=True,
-        keyword=None,
-    ),
-    SearchOption("baseline", PAIRS, "What is run today.", "baseline", None, "KNOB=VALUE", space=True, recorded=True),
+    _subject("baseline", PAIRS, "What is run today.", "baseline", None, "KNOB=VALUE"),
     SearchOption("set", LISTS, "Search only these values of a knob.", "narrowed", None, "KNOB=V1,V2", space=True),
     SearchOption("fix", PAIRS, "Pin a knob.", "fixed", None, "KNOB=VALUE", space=True),
-    SearchOption(
-        "memory_limit",
-        SIZE,
-        "Device memory a trial may use.",
-        "memory_limit_bytes",
-        None,
-        "6GiB",
-        space=True,
-        recorded=True,
-    ),
+    _subject("memory_limit", SIZE, "Device memory a trial may use.", "memory_limit_bytes", None, "6GiB"),
     SearchOption("sampler", TEXT, f"{', '.join(SAMPLERS)}.", "sampler", "auto"),
     SearchOption("seed", WHOLE, "Of everything random.", "seed", 0, minimum=0),
     SearchOption("allow_busy", FLAG, "Measure although others use cores or GPU.", "allow_busy", False, recorded=True),
-    SearchOption(
-        "dry_run", FLAG, "Say what would be tried; measure nothing.", default=False, recorded=True, keyword=None
-    ),
+    _shell("dry_run", FLAG, "Say what would be tried; measure nothing.", default=False),
     SearchOption("replay", PATH, "Search a recorded surface in virtual time.", metavar="SURFACE", keyword=None),
 )
 
@@ -553,7 +538,10 @@ def spec_of(parsed: Mapping[str, Any], *, mark: str, created: str) -> StudySpec:
     try:
         spec = StudySpec.model_validate({"name": "", "mark": mark, "created": created, **fields})
     except ValidationError as error:
-        raise _refused(error) from None
+        first = error.errors()[0]
+        flag = next((o.flag for o in OPTIONS if first["loc"] and o.field == first["loc"][0]), str(first["loc"]))
+        message = f"{flag} cannot be {first['input']!r}: {first['msg'][:1].lower()}{first['msg'][1:]}"
+        raise UsageError(message) from None
     _refuse_contradictions(spec)
     # Raises an error for invalid requirements.
     return spec.model_copy(update={"require": tuple(map(str, Requirements.parsed(spec.require, spec.goal).every))})
@@ -601,12 +589,6 @@ def _check_global_batch(spec: StudySpec, samples: int) -> None:
         raise UsageError(
             f"--batch-size and --baseline {ACCUMULATION.name} both say what is run today", advice="leave one out."
         )
-
-
-def _refused(error: ValidationError) -> UsageError:
-    first = error.errors()[0]
-    flag = next((o.flag for o in OPTIONS if first["loc"] and o.field == first["loc"][0]), str(first["loc"]))
-    return UsageError(f"{flag} cannot be {first['input']!r}: {first['msg'][:1].lower()}{first['msg'][1:]}")
 
 
 def command_of(spec: StudySpec) -> str:

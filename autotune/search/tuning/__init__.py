@@ -230,7 +230,7 @@ def _document() -> None:
     ]
     tune.__signature__ = by_hand.replace(parameters=[*own.values(), *added])  # type: ignore[attr-defined]
     lines = [
-        f"{name}: {one.help.replace('; may be repeated', '')} Takes {one.spelling.python.words}."
+        f"{name}: {one.help.replace('; may be repeated', '')} Takes {one.spelling.takes}."
         for name, one in ARGUMENTS.items()
         if name not in own
     ]
