@@ -70,7 +70,7 @@ from autotune.space.formatting import (
     seconds_text,
     settings,
 )
-from autotune.study.history import BETWEEN
+from autotune.study.history import BETWEEN, total_row
 
 # The report's sections of figures: finalists, bottlenecks, the gain of each knob, and the ledger of seconds.
 
@@ -262,7 +262,7 @@ def ledger(outcome: Outcome) -> list[Section]:
                 paragraphs(f"{seconds_text(outcome.elapsed_s)} of searching, of which {kept} inside kept windows."),
             )
         ]
-    total = _total(outcome.ledger)
+    total = total_row("in all", outcome.ledger)
     rows = tuple(_ledger_row(row, 0 if total.seconds >= 1000 else 1) for row in (*outcome.ledger, total))
     titles = ("launches", "time", "start", "compile", "warm-up", "kept", "rest", "kept\nshare")
     columns = (Column("purpose", Kind.TEXT), *map(Column, titles))
@@ -277,19 +277,6 @@ def ledger(outcome: Outcome) -> list[Section]:
     spent = " ".join(filter(None, (ledger_line(outcome.ledger), side_by_side, _searching(outcome.ledger), waited)))
     legend = "Times in seconds. Start: loading and building. Compile: the first step. Kept: windows that count."
     return [Section(title, (Grid(columns, rows, total=True), *paragraphs(legend, spent)))]
-
-
-def _total(rows: Sequence[LedgerRow]) -> LedgerRow:
-    return LedgerRow(
-        purpose="in all",
-        launches=sum(r.launches for r in rows),
-        seconds=sum(r.seconds for r in rows),
-        start_s=sum(r.start_s for r in rows),
-        compile_s=sum(r.compile_s for r in rows),
-        warmup_s=sum(r.warmup_s for r in rows),
-        kept_s=sum(r.kept_s for r in rows),
-        rest_s=sum(r.rest_s for r in rows),
-    )
 
 
 def _ledger_row(row: LedgerRow, decimals: int) -> tuple[str, ...]:

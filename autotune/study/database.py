@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 import optuna
-from optuna.distributions import BaseDistribution
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.study import StudyDirection
-from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.base.clock import Clock, SystemClock
@@ -44,6 +42,7 @@ _SOON_S, _LATER_S = 0.2, 5.0
 _CREATION = "autotune_creation"
 
 _T = TypeVar("_T")
+_E = TypeVar("_E", bound=BaseException)
 
 
 class LostConnection(Exception):
@@ -193,6 +192,8 @@ _CONNECT_S, _GONE_S = 10, 30
 _READING_S = 10.0
 #: The last of Optuna's tables to be created.
 _MADE_LAST = "alembic_version"
+#: What to install for a driver, if that is not the driver itself.
+_EXTRAS = {"postgresql": "'autotune[postgresql]'"}
 UPGRADE = "`autotune storage --upgrade` brings it up to date, once every machine that uses it has this version."
 
 
@@ -272,7 +273,11 @@ class SharedDatabase:
                 version = schema.version(connection)
                 has_studies = inspect(connection).has_table(_MADE_LAST)
         except (ImportError, NoSuchModuleError) as error:
-            raise _without_driver(self._url) from error
+            database, driver = self._url.database, DRIVERS[self._url.database]
+            raise MachineError(
+                f"{driver} is not installed, by which {database} is spoken to",
+                advice=f"install it: pip install {_EXTRAS.get(database, driver)}",
+            ) from error
         except schema.OtherSchema as other:
             raise self._other("autotune", f"schema {other.found}", is_newer=other.is_newer) from None
         except DBAPIError as error:
@@ -374,16 +379,13 @@ class SharedStudy:
     def name(self) -> str | None:
         """Its name in the database; ``None`` if the database does not have it."""
         if self._name is None and self.database.is_made:
-            self._name = self._transaction(lambda connection: connection.execute(self._named).scalar_one_or_none())
+            from sqlalchemy import select
+
+            from autotune.study.schema import STUDIES
+
+            named = select(STUDIES.c.study).where(STUDIES.c.mark == self._mark)
+            self._name = self._transaction(lambda connection: connection.execute(named).scalar_one_or_none())
         return self._name
-
-    @property
-    def _named(self) -> sqlalchemy.Select[Any]:
-        from sqlalchemy import select
-
-        from autotune.study.schema import STUDIES
-
-        return select(STUDIES.c.study).where(STUDIES.c.mark == self._mark)
 
     def enter(self, spec: StudySpec) -> str:
         """Enter the study if the database does not have it yet; return its name there.
@@ -415,17 +417,11 @@ class SharedStudy:
         assert self.name is not None
         return self.name
 
-    def write(self, act: Callable[[sqlalchemy.Connection, str], None]) -> None:
-        """Change something in a transaction; ``act`` may be called several times, and succeed twice."""
+    def transaction(self, act: Callable[[sqlalchemy.Connection, str], _T]) -> _T:
+        """Ask for or change something of the study; ``act`` may be called several times, and succeed twice."""
         name = self.name
         assert name is not None
-        self._transaction(lambda connection: act(connection, name))
-
-    def read(self, ask: Callable[[sqlalchemy.Connection, str], _T]) -> _T:
-        """Return the result of a query about the study."""
-        name = self.name
-        assert name is not None
-        return self._transaction(lambda connection: ask(connection, name))
+        return self._transaction(lambda connection: act(connection, name))
 
     def _transaction(self, act: Callable[[sqlalchemy.Connection], _T]) -> _T:
         def once(_again: bool) -> _T:
@@ -445,18 +441,19 @@ def _twice(act: Callable[[], _T]) -> _T:
     try:
         return act()
     except Exception as error:  # ours and Optuna's, from SQLAlchemy's
-        if not _is_double(error):
+        from sqlalchemy.exc import IntegrityError, ProgrammingError
+
+        if _wrapped(error, (IntegrityError, ProgrammingError)) is None:
             raise
     return act()
 
 
-def _is_double(error: BaseException) -> bool:
-    from sqlalchemy.exc import IntegrityError, ProgrammingError
-
+def _wrapped(error: BaseException, kinds: tuple[type[_E], ...]) -> _E | None:
+    """Return the error of one of some kinds that others have wrapped; ``None`` if there is none."""
     link: BaseException | None = error
-    while link is not None and not isinstance(link, IntegrityError | ProgrammingError):
+    while link is not None and not isinstance(link, kinds):
         link = link.__cause__ or link.__context__
-    return link is not None
+    return link
 
 
 def _lost(context: sqlalchemy.ExceptionContext) -> None:
@@ -482,14 +479,6 @@ def _refused(address: str, error: BaseException) -> MachineError:
         f"{address} cannot be used: {_words(error)}",
         advice="see that the server runs, and that it has this database for this user with this password (PGPASSWORD, "
         f"PGPASSFILE, or the whole URL in {STORAGE_URL}).",
-    )
-
-
-def _without_driver(url: StorageUrl) -> MachineError:
-    driver = DRIVERS[url.database]
-    extra = "'autotune[postgresql]'" if url.database == "postgresql" else driver
-    return MachineError(
-        f"{driver} is not installed, by which {url.database} is spoken to", advice=f"install it: pip install {extra}"
     )
 
 
@@ -607,10 +596,7 @@ def writing(files: StudyFiles) -> Iterator[None]:
 
 def refusal(error: BaseException) -> sqlite3.OperationalError | None:
     """Return the SQLite error that Optuna and SQLAlchemy have wrapped; ``None`` if there is none."""
-    link: BaseException | None = error
-    while link is not None and not isinstance(link, sqlite3.OperationalError):
-        link = link.__cause__ or link.__context__
-    return link
+    return _wrapped(error, (sqlite3.OperationalError,))
 
 
 def cannot_write(files: StudyFiles, refused: sqlite3.OperationalError) -> MachineError:
