@@ -10,7 +10,7 @@ from typing import Any
 
 from autotune import stats
 from autotune.base.errors import UnscoredError
-from autotune.base.records import Config, Heat, Measurement, Phase, StudyHeat, Trial, TrialStatus, Value
+from autotune.base.records import Config, Heat, Measurement, Phase, Trial, TrialStatus, Value
 from autotune.knobs.compile_mode import eager
 from autotune.knobs.num_workers import KNOB as WORKERS
 from autotune.samplers import WARM_COMPILE, Experience
@@ -30,10 +30,6 @@ class Debt:
 
     config: dict[str, Value]
     expected_s: float
-
-    def is_for(self, config: Config) -> bool:
-        """Return whether this is the configuration that is owed."""
-        return key(config) == key(self.config)
 
 
 def owed(
@@ -419,13 +415,12 @@ class Agenda:
         that no other number of workers loads faster."""
         if is_device_bound(self._space, self._complete.ordered):
             return True
-        return any(map(self._shows_own_loader_best, self._history.heats))
-
-    def _shows_own_loader_best(self, heat: StudyHeat) -> bool:
-        reference, *others = heat.heat.entrants
-        is_own_loader = loads_as(reference.config, self._space.baseline)
-        ratios = [entrant.ratio for entrant in others if entrant.ratio is not None]
-        return heat.heat.side == "loader" and is_own_loader and bool(ratios) and max(ratios) < LOADS_FASTER
+        for heat in (h.heat for h in self._history.heats if h.heat.side == "loader"):
+            reference, *others = heat.entrants
+            ratios = [entrant.ratio for entrant in others if entrant.ratio is not None]
+            if loads_as(reference.config, self._space.baseline) and ratios and max(ratios) < LOADS_FASTER:
+                return True
+        return False
 
     def offered(self, config: Config) -> bool:
         """Return whether one of Optuna's samplers may propose a configuration: some values are held back until the best
@@ -516,4 +511,5 @@ class Agenda:
         """Return how many of the seconds left for searching a configuration may take."""
         if self._debt is None:
             return self.time.left_s
-        return self._left_alone_s if self._debt.is_for(config) else self.time.left_s - self._debt.expected_s
+        is_owed = key(config) == key(self._debt.config)
+        return self._left_alone_s if is_owed else self.time.left_s - self._debt.expected_s

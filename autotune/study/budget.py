@@ -81,7 +81,15 @@ class Budget:
         self.limit_s = limit_s
         self._files = files
         self._clock = clock
-        self._before_s = _saved(files)
+        try:
+            self._before_s = float(json.loads(files.spent.read_text())["spent_s"])
+        except FileNotFoundError:
+            self._before_s = 0.0
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            raise MachineError(
+                f"{files.spent} cannot be read: {error}",
+                advice='write {"spent_s": N} into it, N being the seconds the search has run.',
+            ) from error
         self._began = self._saved_at = clock.now()
         self._paused_at: float | None = None
         self._paused_s = 0.0
@@ -146,18 +154,6 @@ class Budget:
         """Save the count now."""
         self._saved_at = self._clock.now()
         write_atomic(self._files.spent, json.dumps({"spent_s": round(self.spent_s, 3)}))
-
-
-def _saved(files: StudyFiles) -> float:
-    try:
-        return float(json.loads(files.spent.read_text())["spent_s"])
-    except FileNotFoundError:
-        return 0.0
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise MachineError(
-            f"{files.spent} cannot be read: {error}",
-            advice='write {"spent_s": N} into it, N being the seconds the search has run.',
-        ) from error
 
 
 # Reservations: the folder of a study is kept for a job of the daemon until the job begins its search.

@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,7 +47,6 @@ from autotune.workload.catalog import source_files, source_hash
 
 # Detects edits of a workload's files while a search runs.
 
-
 _Stamp = tuple[int, int, int, int]
 
 
@@ -84,19 +83,6 @@ class SourceWatch:
                 return None
         except UsageError:
             contents = {}
-        return self._first_difference(contents)
-
-    def check(self) -> None:
-        """Raise if a file has changed.
-
-        Raises:
-            WorkloadError: a file was edited.
-        """
-        name = self.edited()
-        if name is not None:
-            raise edited_meanwhile(name)
-
-    def _first_difference(self, contents: dict[str, bytes]) -> str:
         names = sorted(contents.keys() | self._contents.keys())
         differing = [name for name in names if contents.get(name) != self._contents.get(name)]
         # Before the first successful look, only the hash of all files is known.
@@ -118,10 +104,7 @@ def _stamp(path: Path) -> _Stamp | None:
     return None
 
 
-# The launches of a study.
-
 # Runs a study's launches on its devices within its budget, and enters each in the study's tables.
-
 
 _T = TypeVar("_T")
 #: Launches, one after another: yields the spec of each, receives its result, and returns what all of them show.
@@ -235,7 +218,7 @@ class RunningLaunches:
         if spec is None:  # an earlier run of the study has made all of them
             then(shown)
         else:
-            self._launch(lane, title, launching, then, spec)
+            self._launch(lane, _Task(title, launching, then, spec))
 
     def end(self) -> None:
         """Wait until the launches on one device have ended, and call their callback.
@@ -251,7 +234,7 @@ class RunningLaunches:
             if spec is None:
                 task.then(shown)
                 return
-            self._launch(lane, task.title, task.launching, task.then, spec)
+            self._launch(lane, replace(task, spec=spec, waits=True))
 
     def abandon(self) -> None:
         """End everything that is running. A resumed study finds the results in the launches' folders."""
@@ -261,18 +244,17 @@ class RunningLaunches:
             _, task = self._tasks.popitem()
             _clear(task.spec)
 
-    def _launch(
-        self, lane: int, title: str, launching: Launching[Any], then: Callable[[Any], None], spec: TrialSpec
-    ) -> None:
-        if self._source is not None:
-            self._source.check()
-        first = self.reading.after([task.spec for task in self._tasks.values()])
-        spec = spec.model_copy(update={**asdict(self._places[lane]), "first_sample": first})
+    def _launch(self, lane: int, task: _Task) -> None:
+        edited = None if self._source is None else self._source.edited()
+        if edited is not None:
+            raise edited_meanwhile(edited)
+        first = self.reading.after([other.spec for other in self._tasks.values()])
+        spec = task.spec = task.spec.model_copy(update={**asdict(self._places[lane]), "first_sample": first})
         if spec.heat is None:
-            self._observer.launch_begins(title, spec.config)
+            self._observer.launch_begins(task.title, spec.config)
         else:
-            self._observer.heat_begins(title, spec.heat.entrants)
-        task = self._shown = self._tasks[lane] = _Task(title, launching, then, spec)
+            self._observer.heat_begins(task.title, spec.heat.entrants)
+        self._shown = self._tasks[lane] = task
         self._pause()
 
         def beat(found: Beat) -> None:
@@ -412,20 +394,6 @@ def turn_s_for(budget_s: float) -> dict[Side, float]:
     return {"device": device_s, "loader": _LOADER_TURN * device_s}
 
 
-def limits_for(budget_s: float) -> PhaseLimits:
-    """Return how long each phase may take before a launch counts as stuck: 120 s, or a quarter of a large budget."""
-    long_s = max(120.0, budget_s / 4)
-    return PhaseLimits(
-        load_s=long_s, build_s=long_s, compile_s=long_s, warmup_s=180.0, measure_s=180.0, silence_s=120.0
-    )
-
-
-def last_turn_s(expected_s: float, left_s: float | None) -> float | None:
-    """Return when the last turn of a heat may begin, in seconds after its launch; ``None`` if there is no limit."""
-    late_s = min(_LATE * max(expected_s, _LEAST_EXPECTED_S), math.inf if left_s is None else _BEGIN_PART * left_s)
-    return None if math.isinf(late_s) else max(0.1, late_s)
-
-
 # Builds the specs of a study's launches and runs them within the budget.
 
 #: In a longer budget, no script is kept: there is time for launches, and for everything that a probe can inspect.
@@ -504,7 +472,11 @@ class Launches:
         self.plan = plan_for(budget.limit_s, busy_cores)
         #: See `HeatPlan`; ``None`` if no turns would be fair.
         self.even_steps: int | None = 1
-        self.limits = limits_for(budget.limit_s)
+        #: How long each phase may take before a launch counts as stuck: some take a part of a large budget.
+        long_s = max(120.0, budget.limit_s / 4)
+        self.limits = PhaseLimits(
+            load_s=long_s, build_s=long_s, compile_s=long_s, warmup_s=180.0, measure_s=180.0, silence_s=120.0
+        )
 
     def probe(self, launch: str, *, keep: bool = False) -> TrialResult:
         """Run a probe, which inspects torch, the device and the workload.
@@ -521,16 +493,13 @@ class Launches:
         spec = self._spec(LaunchKind.PROBE, launch, str(self.files.launch(launch).folder), config)
         spec = spec.model_copy(update={"keeps": keep and self._may_keep})
         result = self.running.alone("looking at the workload", once(spec))
-        if self.follow and VERDICT_LAUNCHES * self._launch_s(result) <= self.budget.left_s:
+        start_s = sum(result.phase_s.get(phase, 0.0) for phase in (Phase.LOAD, Phase.BUILD, Phase.COMPILE))
+        step_s = 0.0 if result.probe is None else result.probe.step_s or 0.0
+        launch_s = start_s + max(self.plan.max_measure_s, _SEEN_AFTER * step_s)
+        if self.follow and VERDICT_LAUNCHES * launch_s <= self.budget.left_s:
             # There is time for a proof, whose launches then show everything.
             self.running.lanes.let_go()
         return result
-
-    def _launch_s(self, probe: TrialResult) -> float:
-        """Estimate the duration of a launch of a script from its probe."""
-        start_s = sum(probe.phase_s.get(phase, 0.0) for phase in (Phase.LOAD, Phase.BUILD, Phase.COMPILE))
-        step_s = 0.0 if probe.probe is None else probe.probe.step_s or 0.0
-        return start_s + max(self.plan.max_measure_s, _SEEN_AFTER * step_s)
 
     @property
     def _may_keep(self) -> bool:
@@ -619,7 +588,9 @@ class Launches:
             except StopIteration as ended:
                 return ended.value, wall_s
             left_s = None if limit_s is None else limit_s - wall_s
-            plan = plan.model_copy(update={"wall_s": last_turn_s(expected_s, left_s)})
+            late_s = _LATE * max(expected_s, _LEAST_EXPECTED_S)
+            late_s = late_s if left_s is None else min(late_s, _BEGIN_PART * left_s)
+            plan = plan.model_copy(update={"wall_s": None if math.isinf(late_s) else max(0.1, late_s)})
             result = yield from self._heat_launch(f"{name}-{number}", plan, left_s, follows=follows)
             wall_s += result.wall_s
 

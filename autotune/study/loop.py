@@ -37,9 +37,6 @@ from autotune.study.history import History, dealt
 from autotune.study.launches import Launches, Launching, once
 from autotune.workload.scoring import Scorer
 
-# The rate below which a trial can be stopped early.
-
-
 def rate_to_beat(
     space: Space, complete: Sequence[Trial], config: Config, noise: stats.LaunchNoise
 ) -> tuple[float, float | None]:
@@ -65,30 +62,6 @@ def rate_to_beat(
     margin = 2 * 2**0.5 * noise.sd
     measurement = fastest.result.measurement
     return (fastest.rate_per_s or 0.0) * max(0.0, 1 - margin), measurement.sm_clock_mhz if measurement else None
-
-
-# The error for a baseline that cannot be measured.
-
-
-def is_verdict(result: TrialResult) -> bool:
-    """Return whether a launch ended by itself, as opposed to being killed or interrupted."""
-    return result.status is not TrialStatus.INTERRUPTED or result.transient
-
-
-def baseline_failed(result: TrialResult, config: Config) -> AutotuneError:
-    """Return the error for a failed baseline, with the last lines of the child's output."""
-    if result.status is TrialStatus.INTERRUPTED:
-        return MachineError(
-            f"the machine is too busy to measure: {result.cause}",
-            advice=f"{result.advice or ''} `autotune resume` launches the baseline again.".strip(),
-        )
-    again = f", {ATTEMPTS} times in a row" if result.transient else ""
-    where = phase_clause(result.phase or Phase.LOAD, config)
-    return WorkloadError(
-        f"the baseline ended as {result.status} in {where}{again}: {result.cause}",
-        advice=result.advice,
-        detail=result.evidence,
-    )
 
 
 # The search loop: ask for a configuration, launch it, record the trial, update the sampler.
@@ -269,11 +242,19 @@ class StudyLoop:
     def _search(self) -> str:
         while True:
             self._check_leader()
-            reason = self._fill()
+            # Something that ends may change why nothing more is begun.
+            reason = None
+            while reason is None and self._room:
+                reason = self._begin()
             if reason is not None and not self._running.number:
                 return reason
             self._running.end()
-            self._raise_if_stopped()
+            signal_number = self._stop()
+            if signal_number is not None:
+                # Everything running is to be on disk.
+                while self._running.number:
+                    self._running.end()
+                raise InterruptedSearch(signal_number)
             self._check_baseline()
 
     def _check_leader(self) -> None:
@@ -290,24 +271,14 @@ class StudyLoop:
             self.rule_out(self._check(best))
             self._agenda.time.checked_s += self._launches.budget.spent_s - began_s
 
-    def _fill(self) -> str | None:
-        """Begin trials and heats on all free devices; if nothing more is begun on one of them, return why.
-
-        That may change when something running ends.
-        """
-        while self._room:
-            reason = self._begin()
-            if reason is not None:
-                return reason
-        return None
-
     def _begin(self) -> str | None:
         """Begin what is most valuable now, or return why nothing is begun."""
         reason = self._reason_to_end()
         # Winners of other studies are tried after the first heat, which reveals more in the same time.
         if reason is None and not self.history.heats and not self.history.waiting and self._begin_heat():
             return None
-        if reason is None and not self.history.waiting and not self._agenda.enqueue(self._fits):
+        fits = partial(self._sampler.fits, self.history.optuna)
+        if reason is None and not self.history.waiting and not self._agenda.enqueue(fits):
             if self._begin_heat():
                 return None
             reason = self._sampler.reason_to_end(self.history.optuna)
@@ -325,9 +296,6 @@ class StudyLoop:
         running = self._running
         return running.free if running.devices > 1 and self._may_share() else int(not running.number)
 
-    def _fits(self, config: Config) -> bool:
-        return self._sampler.fits(self.history.optuna, config)
-
     def _may_share(self) -> bool:
         """Return whether trials may run side by side."""
         if self.baseline is None:
@@ -337,15 +305,6 @@ class StudyLoop:
             self._said_alone = True
             self._observer.says("the training waits for files that may come from a disk, so trials run one at a time")
         return not must_run_alone
-
-    def _raise_if_stopped(self) -> None:
-        """If a signal arrived, raise `InterruptedSearch` once everything running has ended and is on disk."""
-        signal_number = self._stop()
-        if signal_number is None:
-            return
-        while self._running.number:
-            self._running.end()
-        raise InterruptedSearch(signal_number)
 
     def _begin_heat(self) -> bool:
         """Compare configurations in a heat if the sampler asks for one; return whether one has begun.
@@ -574,10 +533,24 @@ class StudyLoop:
 
     def _check_baseline(self) -> None:
         """Raise if the baseline failed: it is what the user runs today, and without it no search can help."""
-        if self.baseline is not None or key(self.space.baseline) not in self.history.tried:
+        baseline = self.space.baseline
+        if self.baseline is not None or key(baseline) not in self.history.tried:
             return
-        results = [t.result for t in self.history.trials if key(t.config) == key(self.space.baseline)]
-        raise baseline_failed(next(r for r in reversed(results) if is_verdict(r)), self.space.baseline)
+        results = [t.result for t in reversed(self.history.trials) if key(t.config) == key(baseline)]
+        # The last that ended by itself, as opposed to being killed or interrupted.
+        result = next(r for r in results if r.status is not TrialStatus.INTERRUPTED or r.transient)
+        if result.status is TrialStatus.INTERRUPTED:
+            raise MachineError(
+                f"the machine is too busy to measure: {result.cause}",
+                advice=f"{result.advice or ''} `autotune resume` launches the baseline again.".strip(),
+            )
+        again = f", {ATTEMPTS} times in a row" if result.transient else ""
+        where = phase_clause(result.phase or Phase.LOAD, baseline)
+        raise WorkloadError(
+            f"the baseline ended as {result.status} in {where}{again}: {result.cause}",
+            advice=result.advice,
+            detail=result.evidence,
+        )
 
     def _reason_to_end(self) -> str | None:
         if self._agenda.has_all_trials:
