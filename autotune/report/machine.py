@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import TypeVar
 
 from autotune.base.layout import COLD
 from autotune.base.records import Config, LaunchKind, Measurement, Surroundings, TrialResult, TrialStatus
@@ -19,6 +20,7 @@ from autotune.report.sentences import BUSY_ALLOWED, batch_of, ended, full_stop, 
 from autotune.space import key
 from autotune.space.formatting import count, counts_text, listed, one_line, percent_text, rate_text, seconds_text
 
+_T = TypeVar("_T")
 _NO_CAUSE = "no cause was recorded"
 #: Maximum number of causes shown for one status. `autotune show` has all of them.
 CAUSES = 4
@@ -33,9 +35,18 @@ def machine(material: Material) -> list[Section]:
     if not measured:
         return []
     busy = BUSY_ALLOWED if material.spec.allow_busy else None
-    texts = (_windows(measured), _lasting(measured), busy)
-    parts: list[Part] = [*paragraphs(*texts), *_discarded(measured), *_unsettled(measured)]
+    kept, lost = sum(len(m.windows) for _, m in measured), sum(len(m.discarded) for _, m in measured)
+    launches = count(len(measured), "launch", "launches")
+    windows = f"{count(kept, 'window')} in {launches}; none had to be discarded."
+    if lost:
+        share = percent_text(lost / (kept + lost))
+        windows = f"{count(kept, 'window')} kept in {launches}; {lost:,} discarded ({share})."
+    parts: list[Part] = [*paragraphs(windows, _lasting(measured), busy), *_discarded(measured), *_unsettled(measured)]
     surroundings = [w.around for _, m in measured for w in m.windows if w.around is not None]
+    retries = {x.name: m.alloc_retries for x, m in measured if m.alloc_retries is not None}
+    retried = [f"{n:,} in {name}" for name, n in retries.items() if n]
+    waited_s = [x.result.waited_s for x in material.launches if x.result.waited_s >= 0.1]
+    waited = f"{seconds_text(sum(waited_s))}, before {count(len(waited_s), 'launch', 'launches')}"
     rows = (
         ("SM clock", _range((a.sm_clock_mhz for a in surroundings), "MHz")),
         ("memory clock", _range((a.memory_clock_mhz for a in surroundings), "MHz")),
@@ -47,8 +58,8 @@ def machine(material: Material) -> list[Section]:
         ("SMs used by others, kept windows", _range((a.foreign_sm_percent for a in surroundings), "%")),
         ("CPU used by others, kept windows", _range((a.foreign_cores for a in surroundings), "cores", digits=2)),
         ("CPU left idle, kept windows", _range((a.idle_cores for a in surroundings), "cores", digits=2)),
-        ("alloc retries", _retries(measured)),
-        ("waiting for quiet", _waited(material)),
+        ("alloc retries", (_first(retried) if retried else "none") if retries else None),
+        ("waiting for quiet", waited if waited_s else None),
         ("launches differ", _spread(material, measured)),
     )
     conditions = facts(*rows)
@@ -57,16 +68,11 @@ def machine(material: Material) -> list[Section]:
     return [Section("How quiet the machine was", (*parts, *conditions))]
 
 
-def _windows(measured: Sequence[tuple[LaunchRecord, Measurement]]) -> str:
-    kept = sum(len(m.windows) for _, m in measured)
-    lost = sum(len(m.discarded) for _, m in measured)
-    launches = count(len(measured), "launch", "launches")
-    if not lost:
-        return f"{count(kept, 'window')} in {launches}; none had to be discarded."
-    return f"{count(kept, 'window')} kept in {launches}; {lost:,} discarded ({percent_text(lost / (kept + lost))})."
+#: Launches with their measurements.
+_Measured = Sequence[tuple[LaunchRecord, Measurement]]
 
 
-def _lasting(measured: Sequence[tuple[LaunchRecord, Measurement]]) -> str | None:
+def _lasting(measured: _Measured) -> str | None:
     """Return which launches were measured under the slowdown that is some cards' normal state."""
     reasons = {x.name: [w.around.clocks_event_reasons for w in m.windows if w.around is not None] for x, m in measured}
     slowed = [name for name, masks in reasons.items() if any((mask or 0) & LASTING_SLOWDOWN for mask in masks)]
@@ -78,31 +84,32 @@ def _lasting(measured: Sequence[tuple[LaunchRecord, Measurement]]) -> str | None
     return f"{name} lasted through {share}, whose rates are therefore those of a hot card{names}."
 
 
-def _discarded(measured: Sequence[tuple[LaunchRecord, Measurement]]) -> list[Part]:
-    """Return the discarded windows by reason. Reasons that differ only in numbers are merged under the first."""
-    groups: dict[str, list[tuple[str, str, float]]] = {}
-    for launch, m in measured:
-        for window in m.discarded:
-            reason = one_line(window.discarded or "no reason was given").rstrip(".")
-            groups.setdefault(_NUMBER.sub("#", reason), []).append((reason, launch.name, window.seconds))
-    ordered = sorted(groups.values(), key=len, reverse=True)
+def _alike(reasons: Iterable[tuple[str, _T]]) -> list[tuple[str, list[_T]]]:
+    """Return what has the same reason, the most common first. Reasons that differ only in numbers are merged under the
+    first."""
+    groups: dict[str, tuple[str, list[_T]]] = {}
+    for reason, item in reasons:
+        groups.setdefault(_NUMBER.sub("#", reason), (reason, []))[1].append(item)
+    return sorted(groups.values(), key=lambda group: len(group[1]), reverse=True)
+
+
+def _discarded(measured: _Measured) -> list[Part]:
+    """Return the discarded windows by reason."""
+    windows = [(launch.name, window) for launch, m in measured for window in m.discarded]
+    groups = _alike((one_line(w.discarded or "no reason was given").rstrip("."), (name, w)) for name, w in windows)
     rows = tuple(
-        (group[0][0], f"{len(group):,}", f"{sum(s for *_, s in group):,.1f} s", f"{len({n for _, n, _ in group}):,}")
-        for group in ordered
+        (reason, f"{len(some):,}", f"{sum(w.seconds for _, w in some):,.1f} s", f"{len({name for name, _ in some}):,}")
+        for reason, some in groups
     )
     columns = (Column("discarded because", Kind.TEXT), Column("windows"), Column("time"), Column("launches"))
     return [Grid(columns, rows)] if rows else []
 
 
-def _unsettled(measured: Sequence[tuple[LaunchRecord, Measurement]]) -> list[Part]:
-    """Return the launches that never settled, by reason. Reasons that differ only in numbers are merged."""
-    groups: dict[str, list[tuple[str, str]]] = {}
-    for launch, m in measured:
-        if not m.settled:
-            reason = one_line(m.unsettled or "it had not settled when it was measured").rstrip(".")
-            groups.setdefault(_NUMBER.sub("#", reason), []).append((reason, launch.name))
-    ordered = sorted(groups.values(), key=len, reverse=True)
-    rows = tuple((group[0][0], f"{len(group):,}", _first([name for _, name in group])) for group in ordered)
+def _unsettled(measured: _Measured) -> list[Part]:
+    """Return the launches that never settled, by reason."""
+    default = "it had not settled when it was measured"
+    groups = _alike((one_line(m.unsettled or default).rstrip("."), x.name) for x, m in measured if not m.settled)
+    rows = tuple((reason, f"{len(names):,}", _first(names)) for reason, names in groups)
     columns = (Column("never settled because", Kind.TEXT), Column("launches"), Column("which", Kind.TEXT))
     return [Grid(columns, rows)] if rows else []
 
@@ -124,7 +131,7 @@ def _held_down(around: Sequence[Surroundings]) -> str | None:
     return listed(parts) or "never"
 
 
-def _energy(material: Material, measured: Sequence[tuple[LaunchRecord, Measurement]]) -> str | None:
+def _energy(material: Material, measured: _Measured) -> str | None:
     outcome = material.outcome
     if outcome is None:
         return None
@@ -137,23 +144,7 @@ def _energy(material: Material, measured: Sequence[tuple[LaunchRecord, Measureme
     return ", ".join(dict.fromkeys(parts)) or None
 
 
-def _retries(measured: Sequence[tuple[LaunchRecord, Measurement]]) -> str | None:
-    retries = {x.name: m.alloc_retries for x, m in measured if m.alloc_retries is not None}
-    if not retries:
-        return None
-    texts = [f"{n:,} in {name}" for name, n in retries.items() if n]
-    return _first(texts) if texts else "none"
-
-
-def _waited(material: Material) -> str | None:
-    waited = [(x.name, x.result.waited_s) for x in material.launches if x.result.waited_s >= 0.1]
-    if not waited:
-        return None
-    total = seconds_text(sum(s for _, s in waited))
-    return f"{total}, before {count(len(waited), 'launch', 'launches')}"
-
-
-def _spread(material: Material, measured: Sequence[tuple[LaunchRecord, Measurement]]) -> str | None:
+def _spread(material: Material, measured: _Measured) -> str | None:
     """Return the slowest and the fastest launch of the baseline and of the winner: the noise between launches."""
     outcome = material.outcome
     if outcome is None:
@@ -214,13 +205,11 @@ def failures(material: Material) -> list[Section]:
 
 
 def _causes(status: TrialStatus, some: Sequence[_Ended]) -> list[tuple[str, str]]:
-    """Return one row per cause. Causes that differ only in numbers are merged under that of the smallest batch."""
-    groups: dict[str, list[_Ended]] = {}
-    for end in sorted(some, key=lambda e: e.batch_size):
-        groups.setdefault(f"{end.result.phase} {_NUMBER.sub('#', end.result.cause or _NO_CAUSE)}", []).append(end)
-    ordered = sorted(groups.values(), key=len, reverse=True)
-    rows = [(f"{status.value} ×{len(group)}", _failure_text(group)) for group in ordered[:CAUSES]]
-    others = sum(map(len, ordered[CAUSES:]))
+    """Return one row per cause, each with the text of that of the smallest batch."""
+    ends = sorted(some, key=lambda e: e.batch_size)
+    groups = [alike for _, alike in _alike((f"{e.result.phase} {e.result.cause or _NO_CAUSE}", e) for e in ends)]
+    rows = [(f"{status.value} ×{len(group)}", _failure_text(group)) for group in groups[:CAUSES]]
+    others = sum(map(len, groups[CAUSES:]))
     return rows + ([(f"{status.value} ×{others}", "other causes; `autotune show` has them all")] if others else [])
 
 
