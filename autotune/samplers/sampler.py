@@ -120,7 +120,6 @@ def heats_of(study: optuna.Study) -> list[StudyHeat]:
 
 # Restricts any Optuna sampler to configurations that are legal, new and not known to fail.
 
-
 SAMPLERS = ("auto", "tpe", "tpe-multivariate", "gp", "random", "grid")
 #: How many proposals to request from the inner sampler before taking the nearest neighbour of the last one. Optuna
 #: proposes duplicates by design. A Gaussian process is slow, and proposes the same configuration again.
@@ -477,10 +476,18 @@ class CostModel:
     @property
     def line(self) -> tuple[float, float]:
         """Fixed seconds of a trial, and the number of steps it runs in addition."""
-        if not self._plain:
+        points = self._plain
+        if not points:
             return self._usual_s, 0.0
         if self._line is None:
-            self._line = _line(self._plain)
+            centre = sum(step_s for _, step_s in points) / len(points)
+            walls_s = sum(wall_s for wall_s, _ in points) / len(points)
+            # A ridge penalty towards STEPS, scaled to trials that scatter by a second.
+            ridge = 1 / STEPS_SD**2
+            covariance = sum((s - centre) * (w - walls_s) for w, s in points) + ridge * STEPS
+            slope = max(0.0, covariance / (sum((s - centre) ** 2 for _, s in points) + ridge))
+            # Outliers (disturbed trials) affect the fixed part only via a median.
+            self._line = max(0.0, median(w - slope * s for w, s in points)), slope
         return self._line
 
 
@@ -501,19 +508,6 @@ def cold_compiles(trials: Sequence[Trial], heats: Sequence[Heat]) -> dict[str, f
         if mode_of(config) != "off":
             longest[graph(config)] = max(seconds, longest.get(graph(config), 0.0))
     return longest
-
-
-def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return the fixed seconds and the steps. Outliers (disturbed trials) affect the fixed part only via a median."""
-    step_times = [step_s for _, step_s in points]
-    centre = sum(step_times) / len(points)
-    walls = sum(w for w, _ in points) / len(points)
-    # A ridge penalty towards STEPS, scaled to trials that scatter by a second.
-    ridge = 1 / STEPS_SD**2
-    denominator = sum((s - centre) ** 2 for s in step_times) + ridge
-    slope = (sum((s - centre) * (w - walls) for w, s in points) + ridge * STEPS) / denominator
-    slope = max(0.0, slope)
-    return max(0.0, median(w - slope * s for w, s in points)), slope
 
 
 # What finished trials teach a search and its sampler: configurations to avoid, and the duration of trials.

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from autotune.base.errors import MORE_SHM, ImpossibleError, UnknownNameError, UsageError
 from autotune.base.records import Config, Host, Probe, Value
-from autotune.knobs import KNOBS, Knob, SiteFacts, answer_to, spell
+from autotune.knobs import KNOBS, SiteFacts, answer_to, spell
 from autotune.knobs.compile_mode import eager
 from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
 from autotune.knobs.num_workers import KNOB as WORKERS
@@ -326,6 +326,8 @@ def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
         refused_value = _refusal(name, value, facts, request, stated=name in request.baseline)
         if refused_value is not None:
             raise ImpossibleError(f"baseline {name}={spell(value)} is not possible here: {refused_value}")
+    # All ranks would have to be switched at the same step.
+    in_command = ("batch_size", *probe.in_command)
     space = Space(
         choices=choices,
         inactive=inactive,
@@ -340,7 +342,7 @@ def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
         sample_tensors=probe.sample_tensors if probe.varying_shapes else 0,
         open_files=host.open_files,
         speed_only=frozenset(f"workload.{n}" for n, changes in probe.workload_maths.items() if not changes),
-        between_launches=_between_launches(probe),
+        between_launches=frozenset(() if probe.own is None else in_command if probe.ranks == 1 else KNOBS),
         on_purpose=frozenset(f"workload.{n}" for n, changes in probe.workload_maths.items() if changes),
     )
     refused_baseline = space.combination_refusal(space.baseline)
@@ -356,13 +358,6 @@ def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
             f"no combination of the values left is possible here: {why}", advice="allow more with --set, or fix less."
         )
     return space
-
-
-def _between_launches(probe: Probe) -> frozenset[str]:
-    if probe.own is None:
-        return frozenset()
-    # All ranks would have to be switched at the same step.
-    return frozenset(KNOBS) if probe.ranks > 1 else frozenset(("batch_size", *probe.in_command))
 
 
 def _narrow(
@@ -389,7 +384,11 @@ def _considered(facts: SiteFacts, request: SpaceRequest) -> tuple[dict[str, tupl
             needed = KNOBS[knob.needs or ""]
             reason = f"needs {needed.name} above 0" if needed.numeric else f"needs {needed.name}"
         if reason is None:
-            considered[name] = _with(knob, knob.ladder(facts), (request.own(name, facts), *request.told.get(name, ())))
+            # With what a script has by itself, or its own flags set.
+            ladder, told = knob.ladder(facts), (request.own(name, facts), *request.told.get(name, ()))
+            more = tuple(dict.fromkeys(value for value in told if value is not None and value not in ladder))
+            is_sorted = more and knob.numeric
+            considered[name] = tuple(sorted((*ladder, *more), key=int)) if is_sorted else (*ladder, *more)
         else:
             inactive[name] = reason
     for name, values in facts.probe.workload_knobs.items():
@@ -408,12 +407,6 @@ def _unasked(name: str, facts: SiteFacts, request: SpaceRequest, values: tuple[V
     if searched or name in (*request.narrowed, *request.fixed, *request.baseline):
         return None
     return f"takes part where it is asked for: --set {name}={','.join(map(spell, values))}"
-
-
-def _with(knob: Knob, ladder: tuple[Value, ...], more: tuple[Value | None, ...]) -> tuple[Value, ...]:
-    """Return a ladder extended by arbitrary values: those that a script has by itself, or that its own flags set."""
-    further = tuple(dict.fromkeys(value for value in more if value is not None and value not in ladder))
-    return tuple(sorted((*ladder, *further), key=int)) if further and knob.numeric else (*ladder, *further)
 
 
 def _baseline(facts: SiteFacts, request: SpaceRequest) -> dict[str, Value]:

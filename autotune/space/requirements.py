@@ -131,7 +131,10 @@ def requirement(text: str) -> Requirement:
         )
     name, sign, value = match.groups()
     figure = figure_called(name)
-    return Requirement(figure, sign == "<=", _value(figure, value, text), f"{figure.name}{sign}{value}")
+    limit = _in_unit(figure, value, text)
+    if not math.isfinite(limit):
+        raise UsageError(f"{_FLAG} {text[:60]!r}: {value[:30]!r} is beyond any figure")
+    return Requirement(figure, sign == "<=", limit, f"{figure.name}{sign}{value}")
 
 
 def figure_called(name: str) -> Figure:
@@ -144,13 +147,6 @@ def figure_called(name: str) -> Figure:
     if full_name not in FIGURES:
         raise UnknownNameError("figure", name, FIGURES)
     return FIGURES[full_name]
-
-
-def _value(figure: Figure, text: str, whole: str) -> float:
-    value = _in_unit(figure, text, whole)
-    if not math.isfinite(value):
-        raise UsageError(f"{_FLAG} {whole[:60]!r}: {text[:30]!r} is beyond any figure")
-    return value
 
 
 def _in_unit(figure: Figure, text: str, whole: str) -> float:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import chain
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +28,6 @@ from autotune.space import Space
 # workloads and machines, with standard deviations as wide as the field's disagreement, so that a few trials outweigh
 # them.
 
-
 Array = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
@@ -39,8 +40,6 @@ LEVEL_SD = 0.05
 BEND, BENDS = 0.5, 0.1
 #: Standard deviation of the effect of a value between two others around the mean of their effects.
 BETWEEN_SD = 0.03
-
-
 #: Knobs with numeric values, which have a slope.
 NUMERIC = tuple(name for name, knob in KNOBS.items() if knob.numeric)
 
@@ -191,30 +190,17 @@ class Pool:
     @classmethod
     def joined(cls, pools: Sequence[Pool]) -> Pool:
         """Concatenate pools."""
-        return cls(
-            [c for p in pools for c in p.configs],
-            np.vstack([p.device for p in pools]),
-            np.vstack([p.loader for p in pools]),
-            np.vstack([p.whole for p in pools]),
-            np.concatenate([p.workers for p in pools]),
-            np.concatenate([p.overlaps for p in pools]),
-            np.concatenate([p.batches for p in pools]),
-            [part for p in pools for part in p.parts],
-            [part for p in pools for part in p.loaders],
-        )
+        columns: list[list[Any]] = [[getattr(pool, one.name) for pool in pools] for one in fields(cls)]
+        return cls(*(np.concatenate(c) if isinstance(c[0], np.ndarray) else list(chain(*c)) for c in columns))
 
     def __len__(self) -> int:
         return len(self.configs)
 
     def __getitem__(self, some: slice | NDArray[np.int64]) -> Pool:
         """Return a subset of the pool."""
-        arrays = (self.device, self.loader, self.whole, self.workers, self.batches)
-        overlaps = self.overlaps[some]
         indices = range(len(self))[some] if isinstance(some, slice) else some
-        configs = [self.configs[i] for i in indices]
-        parts, loaders = ([keys[i] for i in indices] for keys in (self.parts, self.loaders))
-        device, loader, whole, workers, batches = (values[some] for values in arrays)
-        return Pool(configs, device, loader, whole, workers, overlaps, batches, parts, loaders)
+        columns: list[Any] = [getattr(self, one.name) for one in fields(self)]
+        return Pool(*(c[some] if isinstance(c, np.ndarray) else [c[i] for i in indices] for c in columns))
 
 
 # What heats have shown about single configurations, beyond what the models make of it.

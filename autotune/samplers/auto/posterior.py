@@ -26,7 +26,6 @@ from autotune.space import Lessons, Space, canonical, delivery_part, device_part
 
 # The configurations that could be tried next; properties that never change are computed once.
 
-
 _Name = TypeVar("_Name")
 #: Spaces up to this size are searched completely. In larger ones, this many configurations are drawn at random, and the
 #: neighbours of the best are added.
@@ -144,7 +143,8 @@ class _Group:
 
     def __init__(self, rates: RateModel, configs: Sequence[dict[str, Value]]) -> None:
         self.pool = rates.pool(configs)
-        self._graphs = _Kinds(configs, _compiled)
+        #: By compile mode, and the key of the graph in inductor's cache.
+        self._graphs = _Kinds(configs, lambda c: (mode_of(c), "" if mode_of(c) == "off" else graph(c)))
         self._memories = _Kinds(configs, lambda config: (part(config), samples_at_once(config)))
         self._table: Table | None = None
 
@@ -181,12 +181,6 @@ class _Kinds(Generic[_Name]):
                 self.firsts.append(config)
         self.names = list(numbers)
         self.which = np.array(which, dtype=np.int64)
-
-
-def _compiled(config: Config) -> tuple[str, str]:
-    """Return the compile mode, and the key of the graph in inductor's cache."""
-    mode = mode_of(config)
-    return mode, "" if mode == "off" else graph(config)
 
 
 def neighbours(space: Space, config: Config) -> list[dict[str, Value]]:
@@ -428,22 +422,18 @@ class Knowledge:
         if trial.score is not None:
             self._refer_to(trial.score)
         observed = observation(trial, None if self.splits else self._reference)
-        if observed is not None:
-            if measurement is not None:
-                self._learn_besides(trial.number, config, measurement)
-            self._observe(trial.number, observed, complete=result.status is TrialStatus.COMPLETE)
+        if observed is None:
+            self._close(config)
             return
-        self._close(config)
-
-    def _learn_besides(self, number: int, config: Config, measurement: Measurement) -> None:
-        """Learn what a complete trial shows besides its rate."""
-        row = self.rates.pool([config]).whole[0]
-        if self.meeting is not None and self._excess is not None:
-            excess = self._excess(measurement)
-            self.meeting.learn(row, excess)
-            self.beyond |= {number} if excess > 0 else set()
-        if self.scores is not None and self._judge is not None:
-            self.scores.learn(number, row, self._judge(measurement))
+        if measurement is not None:
+            row = self.rates.pool([config]).whole[0]
+            if self.meeting is not None and self._excess is not None:
+                excess = self._excess(measurement)
+                self.meeting.learn(row, excess)
+                self.beyond |= {trial.number} if excess > 0 else set()
+            if self.scores is not None and self._judge is not None:
+                self.scores.learn(trial.number, row, self._judge(measurement))
+        self._observe(trial.number, observed, complete=result.status is TrialStatus.COMPLETE)
 
     def _enter_foreign(self, frozen: FrozenTrial) -> None:
         """Learn a trial that autotune did not run; it has at most a score."""
@@ -453,15 +443,12 @@ class Knowledge:
             self._close(config)
             return
         self._refer_to(score)
-        self._observe(frozen.number, Observation(config, self._seen(score)), complete=True)
+        seen = math.log(score) if self.splits else relative(score, self._reference)
+        self._observe(frozen.number, Observation(config, seen), complete=True)
 
     def _refer_to(self, score: float) -> None:
         if not self.splits and not self.complete:
             self._reference = score or 1.0
-
-    def _seen(self, score: float) -> float:
-        """Convert a score to an observed value, the inverse of `rate_per_s`."""
-        return math.log(score) if self.splits else relative(score, self._reference)
 
     def _observe(self, number: int, seen: Observation, *, complete: bool) -> None:
         if complete:

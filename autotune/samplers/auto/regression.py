@@ -167,7 +167,9 @@ class Regression:
 
     def _likeliest(self, noise_sd: float) -> tuple[Array, float]:
         """Maximize the evidence over standard deviations and noise, one factor at a time, twice."""
-        count = _steady(len(self._first))
+        count = len(self._first)
+        # The factors change little.
+        count -= count % EVERY if count >= STEADY else 0
         if self._found is not None and self._found[:2] == (count, noise_sd):
             return self._found[2:]
         sample = _Sample.of(self._prior, self._first[:count])
@@ -178,12 +180,6 @@ class Regression:
             strong = max(STRONG, key=lambda s: sample.evidence(s, fine, noise * noise_sd))
         self._found = count, noise_sd, self._prior.scaled(strong, fine), noise * noise_sd
         return self._found[2:]
-
-
-def _steady(count: int) -> int:
-    """Return how many observations to choose the factors from: all if there are few, otherwise a multiple of `EVERY`,
-    because the factors change little."""
-    return count if count < STEADY else count - count % EVERY
 
 
 @dataclass(frozen=True)

@@ -241,8 +241,6 @@ def loaders(space: Space, reference: Config) -> list[dict[str, Value]]:
     return [config for config in others if space.refusal(config) is None]
 
 
-# autotune's own sampler.
-
 # Chooses a configuration by the worth of each that is on offer.
 
 #: A simpler configuration is tried instead if its worth is at least this fraction of the most worthwhile one's.
@@ -341,7 +339,6 @@ class Chooser:
 
 #: Gains below this are reported as none.
 NOTHING = 5e-4
-UNMET = "no trial that is left is likely to meet what is required"
 
 
 @dataclass(frozen=True)
@@ -389,16 +386,6 @@ class Outlook:
     @property
     def why(self) -> str:
         return "near the best" if self.local else "expected gain"
-
-
-def why_end(left: float, noise_sd: float, *, beyond: bool) -> str:
-    """Explain why a search ends by itself."""
-    if beyond:
-        return "nothing more that would pay is known to fit into memory"
-    if left < NOTHING:
-        return "no trial that is left is expected to gain anything"
-    gain_text = f"the most promising trial left is expected to gain {100 * left:.2g} %"
-    return f"{gain_text}, and launches of equals are taken to differ by {100 * noise_sd:.2g} %"
 
 
 # `--sampler auto`: an Optuna sampler with a built-in model of training.
@@ -608,8 +595,15 @@ class AutoSampler(Searcher):
         )
         if choice is not None:
             return Look(self._told(choice, fitted), outlook.left, numbers)
-        why_ended = UNMET if unmet else why_end(outlook.left, noise_sd, beyond=bool(beyond.max() > 0))
-        return Look(None, outlook.left, numbers, why_ended)
+        left, why_ended = outlook.left, "no trial that is left is expected to gain anything"
+        if unmet:
+            why_ended = "no trial that is left is likely to meet what is required"
+        elif beyond.max() > 0:
+            why_ended = "nothing more that would pay is known to fit into memory"
+        elif left >= NOTHING:
+            gain_text = f"the most promising trial left is expected to gain {100 * left:.2g} %"
+            why_ended = f"{gain_text}, and launches of equals are taken to differ by {100 * noise_sd:.2g} %"
+        return Look(None, left, numbers, why_ended)
 
     def _offer(self, fitted: Fitted, centres: list[Config]) -> Bools:
         """Offer the neighbours of ``centres`` and what is expected to be fastest; return which offers certainly fit.
@@ -655,11 +649,6 @@ class AutoSampler(Searcher):
     def _least(self) -> float:
         """Gains that differ by no more than this count as equal."""
         return max(LEAST_GAIN, NOISE_PART * self._noise_sd())
-
-    @property
-    def _left_part(self) -> float:
-        """Fraction of the search time that is left."""
-        return 1.0 if math.isinf(self._limit_s) else max(0.0, min(1.0, self._left_s() / self._limit_s))
 
     @property
     def _trial_s(self) -> float:
@@ -713,7 +702,7 @@ class AutoSampler(Searcher):
         # trials are made, and each is to be of the best there is. Compiling takes the time of several.
         cost_s = max(0.5, self._trial_s) + offers.compile_s(known.costs)
         # Gain per second alone prefers what is cheap until the end. With the time, the seconds count for less.
-        cost_s **= self._left_part
+        cost_s **= 1.0 if math.isinf(self._limit_s) else max(0.0, min(1.0, self._left_s() / self._limit_s))
         if not (local or refine):
             is_open &= ~offers.further
         # As long as nothing meets what is required, the gain is to find something that does.
