@@ -353,7 +353,6 @@ class Lessons:
         )
 
 
-
 def memory_part(config: Config) -> _Part:
     """Return the part of a configuration that affects device memory, except the number of samples."""
     return _part(config, _MEMORY)

@@ -37,6 +37,7 @@ from autotune.study.history import History, dealt
 from autotune.study.launches import Launches, Launching, once
 from autotune.workload.scoring import Scorer
 
+
 def rate_to_beat(
     space: Space, complete: Sequence[Trial], config: Config, noise: stats.LaunchNoise
 ) -> tuple[float, float | None]:

@@ -419,9 +419,7 @@ OPTIONS: tuple[SearchOption, ...] = (
         None,
         "FIGURE<=VALUE",
     ),
-    _subject(
-        "device", TEXT, "auto, cpu, cuda, cuda:N, cuda:GPU-UUID or cuda:MIG-UUID.", "device", "auto", "DEVICE"
-    ),
+    _subject("device", TEXT, "auto, cpu, cuda, cuda:N, cuda:GPU-UUID or cuda:MIG-UUID.", "device", "auto", "DEVICE"),
     SearchOption(
         "devices",
         TEXT,
@@ -445,9 +443,7 @@ OPTIONS: tuple[SearchOption, ...] = (
         metavar="NAME=AMOUNT",
     ),
     _shell("workers", WHOLE, "With --on: how many there, instead of all.", "workers", None, "N", 1, 2**10),
-    _subject(
-        "batch_size", WHOLE, "The baseline's batch size.", "batch_size", minimum=1, maximum=_MOST_SAMPLES
-    ),
+    _subject("batch_size", WHOLE, "The baseline's batch size.", "batch_size", minimum=1, maximum=_MOST_SAMPLES),
     SearchOption(
         "keep_batch_size", FLAG, "Search at the baseline's batch size only.", "keep_batch_size", False, space=True
     ),

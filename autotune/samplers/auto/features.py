@@ -191,7 +191,8 @@ class Pool:
     def joined(cls, pools: Sequence[Pool]) -> Pool:
         """Concatenate pools."""
         columns: list[list[Any]] = [[getattr(pool, one.name) for pool in pools] for one in fields(cls)]
-        return cls(*(np.concatenate(c) if isinstance(c[0], np.ndarray) else list(chain(*c)) for c in columns))
+        joined: list[Any] = [np.concatenate(c) if isinstance(c[0], np.ndarray) else [*chain(*c)] for c in columns]
+        return cls(*joined)
 
     def __len__(self) -> int:
         return len(self.configs)
@@ -200,7 +201,8 @@ class Pool:
         """Return a subset of the pool."""
         indices = range(len(self))[some] if isinstance(some, slice) else some
         columns: list[Any] = [getattr(self, one.name) for one in fields(self)]
-        return Pool(*(c[some] if isinstance(c, np.ndarray) else [c[i] for i in indices] for c in columns))
+        chosen: list[Any] = [c[some] if isinstance(c, np.ndarray) else [c[i] for i in indices] for c in columns]
+        return Pool(*chosen)
 
 
 # What heats have shown about single configurations, beyond what the models make of it.
