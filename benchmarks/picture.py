@@ -14,8 +14,7 @@ import numpy as np
 
 from autotune.base.records import LaunchKind, Trial, Value
 from autotune.samplers.auto.posterior import observation
-from autotune.samplers.auto.rates import RateModel
-from autotune.samplers.auto.regression import Fitted
+from autotune.samplers.auto.rates import Fitted, RateModel
 from autotune.search.replay import Surface
 from autotune.search.replay.run import replay
 from autotune.space import canonical, device_part, key, loader_part

@@ -291,7 +291,6 @@ def _own(verdict: SearchVerdict, unit: str) -> str:
 
 
 def answer_section(answer: StudyAnswer) -> Section:
-    """Return an answer as the first section of a report."""
     parts: list[Part] = [Paragraph(answer.headline, strong=True), *paragraphs(*answer.more)]
     parts += [Facts(answer.rows)] if answer.rows else []
     parts += [Commands(answer.shell)] if answer.shell else []
@@ -760,7 +759,6 @@ def to_json(material: Material, document: Document) -> dict[str, Any]:
 
 
 def _training(outcome: Outcome, material: Material) -> dict[str, Any] | None:
-    """Return how long the requested training takes."""
     whole = whole_training(material)
     if whole is None:
         return None

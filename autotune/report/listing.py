@@ -145,7 +145,6 @@ class StudyRow:
 
 
 def studies_table(rows: Sequence[StudyRow]) -> RenderableType:
-    """Return the table of studies, in the given order."""
     if not rows:
         return Text("No studies here yet. Start one: autotune search --model resnet50")
     table = new_table("study", "model", "state", "trials", "speedup", "created", wrap=("model",))

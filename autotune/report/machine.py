@@ -94,7 +94,6 @@ def _alike(reasons: Iterable[tuple[str, _T]]) -> list[tuple[str, list[_T]]]:
 
 
 def _discarded(measured: _Measured) -> list[Part]:
-    """Return the discarded windows by reason."""
     windows = [(launch.name, window) for launch, m in measured for window in m.discarded]
     groups = _alike((one_line(w.discarded or "no reason was given").rstrip("."), (name, w)) for name, w in windows)
     rows = tuple(
@@ -106,7 +105,6 @@ def _discarded(measured: _Measured) -> list[Part]:
 
 
 def _unsettled(measured: _Measured) -> list[Part]:
-    """Return the launches that never settled, by reason."""
     default = "it had not settled when it was measured"
     groups = _alike((one_line(m.unsettled or default).rstrip("."), x.name) for x, m in measured if not m.settled)
     rows = tuple((reason, f"{len(names):,}", _first(names)) for reason, names in groups)

@@ -82,12 +82,10 @@ class Material:
 
     @property
     def required(self) -> Requirements:
-        """What the winner must meet."""
         return Requirements.parsed(self.spec.require, self.spec.goal)
 
     @property
     def data(self) -> DataRef | None:
-        """The training data."""
         return next((launch.spec.data for launch in self._training()), None)
 
     @property

@@ -121,7 +121,6 @@ class Tally:
         return describe(config, self._baseline_config)
 
     def told(self, heat: StudyHeat) -> str:
-        """Return one sentence about a heat that has ended."""
         entrants = heat.heat.entrants
         measured = sorted((e for e in entrants if e.ratio is not None), key=lambda e: -(e.ratio or 0.0))
         if len(measured) < 2:

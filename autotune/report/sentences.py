@@ -483,7 +483,6 @@ class SearchVerdict:
 
 
 def verdict_on(outcome: Outcome, trials: Sequence[Trial]) -> SearchVerdict:
-    """Return the verdict on a finished search."""
     best, own = outcome.best, outcome.best_same_batch
     anything = outcome.found in (Finding.FASTER, Finding.LIKELY)
     gaps = unchecked(outcome, own)

@@ -113,7 +113,6 @@ def tell(
 
 
 def heats_of(study: optuna.Study) -> list[StudyHeat]:
-    """Return the heats of a study, in order."""
     attributes = study.user_attrs
     return [StudyHeat.model_validate(attributes[name]) for name in sorted(attributes) if name.startswith(HEAT)]
 
@@ -293,7 +292,6 @@ class CompleteView:
         self._asked: optuna.Trial | None = None
 
     def of(self, study: optuna.Study) -> optuna.Study:
-        """Return the view, updated from the study."""
         finished = [t for t in study.get_trials(deepcopy=False) if t.state.is_finished()]
         for trial in finished:
             value = trial.value if trial.value is not None else trial.intermediate_values.get(1)
@@ -470,7 +468,6 @@ class CostModel:
 
     @property
     def usual_step_s(self) -> float:
-        """Step time of the median trial."""
         return median([step_s for _, step_s in self._plain] or [0.0])
 
     @property
@@ -538,7 +535,6 @@ class Experience:
         self.ran: set[str] = set()
 
     def learn_heat(self, heat: StudyHeat) -> None:
-        """Learn from a heat that has ended."""
         if heat.number in self._heats:
             return
         self._heats.add(heat.number)
@@ -557,7 +553,6 @@ class Experience:
             self.costs.learn_entrant(entrant)
 
     def learn(self, trial: Trial) -> None:
-        """Learn from a finished trial."""
         # A trial killed during its creation has no configuration; a transient failure shows nothing about its own.
         if trial.number in self._entered or not trial.config or trial.result.transient:
             return

@@ -100,7 +100,6 @@ class Requirements:
         return measurement is None or self.met_by([measurement])
 
     def met_by(self, measurements: Sequence[Measurement]) -> bool:
-        """Return whether all requirements are met."""
         return self.excess(measurements) <= 0
 
     def unmet(self, measurements: Sequence[Measurement]) -> list[tuple[Requirement, float | None]]:

@@ -6,11 +6,9 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 from autotune import stats
-from autotune.base.errors import UnscoredError
-from autotune.base.records import Config, Heat, Measurement, Phase, Trial, TrialStatus, Value
+from autotune.base.records import Config, Heat, Phase, Trial, TrialStatus, Value
 from autotune.knobs.compile_mode import eager
 from autotune.knobs.num_workers import KNOB as WORKERS
 from autotune.samplers import WARM_COMPILE, Experience
@@ -19,7 +17,6 @@ from autotune.space import Space, canonical, is_loaders, key, loads_as
 from autotune.space.requirements import Requirements
 from autotune.study.budget import ALONE_SHARE, CHECK_LAUNCHES, LEAST_LAUNCHES, Budget, search_share
 from autotune.study.history import History, PastContest
-from autotune.workload.scoring import Scorer
 
 # The trial that a search owes its user: the best configuration found, at the user's own batch size.
 
@@ -97,52 +94,6 @@ def waits_for_the_disk(trial: Trial) -> bool:
 # The complete trials of a study: their scores, which of them leads, and how much launches vary.
 
 
-class TrialScores:
-    """Scores trials by the objectives of a study.
-
-    Args:
-        further: scorers of further objectives, which Optuna's samplers also consider.
-        by_rate: the search is for the rate itself.
-        baseline: configuration whose score must be known.
-        says: called with a sentence about each trial that has no score.
-    """
-
-    def __init__(
-        self,
-        scorer: Scorer,
-        further: Sequence[Scorer],
-        *,
-        by_rate: bool,
-        baseline: Config,
-        says: Callable[[str], None],
-    ) -> None:
-        self._scorer = scorer
-        self._further = further
-        self._by_rate = by_rate
-        self._baseline = baseline
-        self._says = says
-
-    def fields(self, trial: Trial, measurement: Measurement) -> dict[str, Any]:
-        """Return a trial's scores as its fields; none if the launch lacks a figure that an objective needs, as when a
-        counter once did not answer.
-
-        Raises:
-            UnscoredError: it is the baseline.
-        """
-        try:
-            score = measurement.samples_per_s if self._by_rate else self._scorer.score(measurement)
-            return {"score": score, "further": tuple(other.score(measurement) for other in self._further)}
-        except UnscoredError as error:
-            if key(trial.config) == key(self._baseline):
-                raise
-            self._says(f"trial {trial.number} has no score: {error}")
-            return {}
-
-    def judged(self, measurement: Measurement) -> float:
-        """Return the score of a launch by an objective that chooses among the fastest; 0 if that is unknown."""
-        return self._scorer.known(measurement) or 0.0
-
-
 class CompleteTrials:
     """The trials that have a score.
 
@@ -186,7 +137,6 @@ class CompleteTrials:
         return [trial for trial in self.ordered if self._required.allow(trial)]
 
     def enter(self, trial: Trial) -> None:
-        """Enter a trial if it is complete."""
         measurement = trial.result.measurement
         if trial.result.status is not TrialStatus.COMPLETE or trial.score is None:
             return

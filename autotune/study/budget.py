@@ -151,7 +151,6 @@ class Budget:
             self.save()
 
     def save(self) -> None:
-        """Save the count now."""
         self._saved_at = self._clock.now()
         write_atomic(self._files.spent, json.dumps({"spent_s": round(self.spent_s, 3)}))
 

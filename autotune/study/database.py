@@ -372,7 +372,6 @@ class SharedStudy:
 
     @property
     def is_entered(self) -> bool:
-        """Whether the database has the study."""
         return self.name is not None
 
     @property
@@ -432,7 +431,6 @@ class SharedStudy:
 
 
 def name_taken(name: str, address: str) -> UsageError:
-    """Return the error for a study whose name is taken in a shared database."""
     return UsageError(f"{address} has another study {name!r}", advice="another --study starts a new one.")
 
 
@@ -600,7 +598,6 @@ def refusal(error: BaseException) -> sqlite3.OperationalError | None:
 
 
 def cannot_write(files: StudyFiles, refused: sqlite3.OperationalError) -> MachineError:
-    """Return the error to raise when SQLite has refused to write."""
     disk_is_full = is_full(refused)
     return MachineError(
         f"cannot write {files.database}: {'the disk is full' if disk_is_full else refused}",
@@ -611,6 +608,5 @@ def cannot_write(files: StudyFiles, refused: sqlite3.OperationalError) -> Machin
 
 
 def is_full(refused: sqlite3.OperationalError) -> bool:
-    """Return whether SQLite refused because the disk is full."""
     # Errors raised by the sqlite3 module itself have no code.
     return getattr(refused, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL

@@ -322,7 +322,6 @@ class History:
 
     @property
     def planned(self) -> list[dict[str, Value]]:
-        """Configurations to try first."""
         return list(self.optuna.user_attrs.get(_FIRST, []))
 
     @property
@@ -616,7 +615,6 @@ def seconds_by_purpose(files: StudyFiles, elapsed_s: float) -> tuple[LedgerRow, 
 
 
 def total_row(purpose: str, rows: Sequence[LedgerRow]) -> LedgerRow:
-    """Return the sum of rows of a ledger."""
     figures = (name for name in LedgerRow.model_fields if name != "purpose")
     return LedgerRow(purpose=purpose, **{name: sum(getattr(row, name) for row in rows) for name in figures})
 

@@ -90,7 +90,6 @@ class SourceWatch:
 
 
 def edited_meanwhile(name: str) -> WorkloadError:
-    """Return the error for a search whose workload was edited."""
     return WorkloadError(
         f"{name} was edited meanwhile, and figures of two versions do not compare",
         advice="everything measured before is kept: undo the edit and `autotune resume`, or start a new search.",
@@ -173,7 +172,6 @@ class RunningLaunches:
 
     @property
     def devices(self) -> int:
-        """Number of devices."""
         return self.lanes.count
 
     @property
@@ -307,7 +305,6 @@ class RunningLaunches:
 
 
 def once(spec: TrialSpec) -> Launching[TrialResult]:
-    """Launch once, and return the result."""
     return (yield spec)
 
 
@@ -437,7 +434,6 @@ class LaunchConditions:
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """All devices."""
         return (Place((self.device,), self.env, self.cores), *self.beside)
 
 
@@ -490,8 +486,7 @@ class Launches:
         # values.
         is_placed = c.command is not None and "batch_size" in places(c.command.words)
         config: Config = {"batch_size": c.batch_size} if is_placed else {}
-        spec = self._spec(LaunchKind.PROBE, launch, str(self.files.launch(launch).folder), config)
-        spec = spec.model_copy(update={"keeps": keep and self._may_keep})
+        spec = self._spec(LaunchKind.PROBE, self.files.launch(launch), config, keeps=keep and self._may_keep)
         result = self.running.alone("looking at the workload", once(spec))
         start_s = sum(result.phase_s.get(phase, 0.0) for phase in (Phase.LOAD, Phase.BUILD, Phase.COMPILE))
         step_s = 0.0 if result.probe is None else result.probe.step_s or 0.0
@@ -529,13 +524,9 @@ class Launches:
         follows: bool = False,
     ) -> TrialSpec:
         """Return the spec of trial ``number``, which takes at most ``limit_s`` seconds if given."""
-        folder = self.files.trial(number).folder
         changes = {"prune_below_per_s": prune_below_per_s, "prune_clock_mhz": prune_clock_mhz, "per_batch": per_batch}
-        plan = self.plan.model_copy(update=changes)
-        limits = self.limits.model_copy(update={"total_s": limit_s})
-        return self._spec(LaunchKind.MEASURE, folder.name, str(folder), config).model_copy(
-            update={"number": number, "repeats": repeats, "plan": plan, "limits": limits, "follows": follows}
-        )
+        trial = {"number": number, "repeats": repeats, "plan": self.plan.model_copy(update=changes), "follows": follows}
+        return self._spec(LaunchKind.MEASURE, self.files.trial(number), config, limit_s, **trial)
 
     def heat(
         self, name: str, title: str, entrants: Sequence[Config], *, limit_s: float | None = None
@@ -604,7 +595,8 @@ class Launches:
             return earlier
         if left_s is not None and left_s <= 0:
             return too_late
-        result = yield self._outside(LaunchKind.HEAT, launch, plan.entrants[0], left_s, heat=plan, follows=follows)
+        files = self.files.launch(launch)
+        result = yield self._spec(LaunchKind.HEAT, files, plan.entrants[0], left_s, heat=plan, follows=follows)
         # No entrant is to blame for the time that all of them took together.
         is_overdue = left_s is not None and result.status is TrialStatus.TIMEOUT and result.wall_s >= left_s
         return too_late.model_copy(update={"wall_s": result.wall_s}) if is_overdue else result
@@ -644,7 +636,7 @@ class Launches:
         if earlier is not None:
             return earlier
         plans = {"plan": plan or self.plan, "check": check, "hold": hold, "data": data or self.conditions.data}
-        spec = self._outside(kind, launch, config, limit_s, exchanges=exchanges, **plans)
+        spec = self._spec(kind, self.files.launch(launch), config, limit_s, exchanges=exchanges, **plans)
         disturbed: TrialResult | None = None
         for _ in range(attempts):
             result = self.running.alone(title, once(spec))
@@ -654,22 +646,12 @@ class Launches:
         # The reason why the time ran out is more informative than that it did.
         return disturbed if disturbed is not None and result.status is TrialStatus.INTERRUPTED else result
 
-    def _outside(
-        self, kind: LaunchKind, launch: str, config: Config, limit_s: float | None, **changes: object
-    ) -> TrialSpec:
-        """Return the spec of a launch outside the search."""
-        limits = self.limits.model_copy(update={"total_s": limit_s})
-        spec = self._spec(kind, launch, str(self.files.launch(launch).folder), config)
-        return spec.model_copy(update={"limits": limits, **changes})
-
     @property
     def turn_s(self) -> dict[Side, float]:
-        """The least duration of a turn in a heat, by side."""
         return turn_s_for(self.budget.limit_s)
 
     @property
     def measured_s(self) -> float:
-        """Seconds inside kept windows, over all launches of the study."""
         return self.running.tables.measured_s()
 
     def finished(self, launch: str, config: Config, heat: HeatPlan | None = None) -> TrialResult | None:
@@ -680,12 +662,15 @@ class Launches:
         then, now = (None if plan is None else plan.timeless for plan in (spec.heat, heat))
         return result if key(spec.config) == key(config) and then == now else None
 
-    def _spec(self, kind: LaunchKind, launch: str, folder: str, config: Config) -> TrialSpec:
+    def _spec(
+        self, kind: LaunchKind, files: LaunchFiles, config: Config, limit_s: float | None = None, **changes: object
+    ) -> TrialSpec:
+        """Return the spec of a launch, which takes at most ``limit_s`` seconds if given."""
         c = self.conditions
-        return TrialSpec(
+        spec = TrialSpec(
             kind=kind,
-            launch=launch,
-            folder=folder,
+            launch=files.folder.name,
+            folder=str(files.folder),
             workload=c.workload,
             command=c.command,
             data=c.data,
@@ -697,6 +682,7 @@ class Launches:
             worker_start_method=c.worker_start_method,
             memory_limit_bytes=c.memory_limit_bytes,
             cache_folder=str(self.files.compile_cache),
-            limits=self.limits,
+            limits=self.limits.model_copy(update={"total_s": limit_s}),
             plan=self.plan,
         )
+        return spec.model_copy(update=changes)

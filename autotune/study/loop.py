@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from autotune import stats
-from autotune.base.errors import AutotuneError, InterruptedSearch, MachineError, WorkloadError
+from autotune.base.errors import AutotuneError, InterruptedSearch, MachineError, UnscoredError, WorkloadError
 from autotune.base.files import write_atomic
 from autotune.base.layout import StudyFiles
 from autotune.base.observer import Observer
@@ -31,7 +31,7 @@ from autotune.samplers import AutoSampler, Experience, LegalSampler, Searcher, m
 from autotune.space import AT_ONCE, Space, key, loads_as
 from autotune.space.formatting import phrase
 from autotune.space.requirements import ANYTHING, Requirements
-from autotune.study.agenda import MATHS_PAYS, PROMISING, Agenda, CompleteTrials, TrialScores, waits_for_the_disk
+from autotune.study.agenda import MATHS_PAYS, PROMISING, Agenda, CompleteTrials, waits_for_the_disk
 from autotune.study.budget import SEARCH_SHARE, lack
 from autotune.study.history import History, dealt
 from autotune.study.launches import Launches, Launching, once
@@ -127,7 +127,7 @@ class StudyLoop:
         )
         on_cpu = launches.conditions.device == "cpu"
         self._complete = CompleteTrials(space.baseline, required, stats.PRIORS["cpu" if on_cpu else "cuda"])
-        self._scores = TrialScores(scorer, further, by_rate=prune, baseline=space.baseline, says=observer.says)
+        self._scorer, self._further = scorer, further
         #: Whether more than the rate decides.
         self._chooses = bool(required) or rate_within > 0
         self._running = launches.running
@@ -170,7 +170,7 @@ class StudyLoop:
                 splits=prune,
                 experience=self._experience,
                 excess=self._required.excess_of if self._required else None,
-                judge=self._scores.judged if rate_within else None,
+                judge=(lambda measurement: scorer.known(measurement) or 0.0) if rate_within else None,
                 within=rate_within,
                 # Heats show rates, which decide no other objective.
                 turn_s=self._turn_s if heats and prune else None,
@@ -191,7 +191,6 @@ class StudyLoop:
 
     @property
     def complete(self) -> list[Trial]:
-        """Trials with a score, best first; those that do not meet the requirements come last."""
         return list(self._complete.ordered)
 
     @property
@@ -202,7 +201,6 @@ class StudyLoop:
 
     @property
     def noise(self) -> stats.LaunchNoise:
-        """Variation between launches of equal configurations: from repeated launches, or else the usual value."""
         return self._complete.noise
 
     def recover(self) -> None:
@@ -423,7 +421,7 @@ class StudyLoop:
     def _record(self, trial: Trial) -> None:
         measurement = trial.result.measurement
         if trial.result.status is TrialStatus.COMPLETE and measurement is not None:
-            trial = trial.model_copy(update=self._scores.fields(trial, measurement))
+            trial = self._scored(trial, measurement)
         stored = self.history.record(trial, 0.0 if measurement is None else self._required.excess_of(measurement))
         lessons, first = self._experience.lessons, self.baseline is None
         closes = trial.result.cannot_compile and not lessons.cannot_compile
@@ -442,6 +440,23 @@ class StudyLoop:
             self._observer.says(closed_because(trial.result))
         if refused is not None and is_new:
             self._observer.says(_no_more_because(refused, trial.config, trial.result.cause))
+
+    def _scored(self, trial: Trial, measurement: Measurement) -> Trial:
+        """Return a trial with its scores; without if its launch lacks a figure that an objective needs, as when a
+        counter once did not answer.
+
+        Raises:
+            UnscoredError: it is the baseline.
+        """
+        try:
+            score = measurement.samples_per_s if self._prune else self._scorer.score(measurement)
+            further = tuple(other.score(measurement) for other in self._further)
+        except UnscoredError as error:
+            if key(trial.config) == key(self.space.baseline):
+                raise
+            self._observer.says(f"trial {trial.number} has no score: {error}")
+            return trial
+        return trial.model_copy(update={"score": score, "further": further})
 
     def _learn(self, trial: Trial) -> None:
         # A trial killed while the sampler was suggesting has no configuration.

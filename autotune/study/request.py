@@ -277,7 +277,6 @@ class SearchOption:
 
     @property
     def flag(self) -> str:
-        """The option as typed."""
         return f"--{self.name.replace('_', '-')}"
 
     def value(self, parsed: Any) -> Any:
@@ -316,7 +315,6 @@ class SearchOption:
         return parsed
 
     def words(self, value: Any) -> list[str]:
-        """Return the command line words for a value."""
         if self.written == "never" or (self.written != "always" and value == self.value(self.default)):
             return []
         if self.spelling is FLAG:
@@ -517,7 +515,6 @@ OPTIONS: tuple[SearchOption, ...] = (
 
 
 def option(name: str) -> SearchOption:
-    """Return the option called ``name``."""
     return {o.name: o for o in OPTIONS}[name]
 
 

@@ -139,7 +139,6 @@ def _launch(spec: TrialSpec, result: TrialResult) -> dict[str, Any]:
 
 
 def _entrants(result: TrialResult) -> list[dict[str, Any]]:
-    """Return one row for each entrant of a heat."""
     if result.heat is None:
         return []
     return [
@@ -273,7 +272,6 @@ class SamplesRead:
         return max([samples, *(spec.first_sample + self._of(spec, None) for spec in running)])
 
     def add(self, spec: TrialSpec, result: TrialResult) -> None:
-        """Count a finished launch."""
         self._samples = max(self.samples, spec.first_sample + self._of(spec, result))
 
     def _of(self, spec: TrialSpec, result: TrialResult | None) -> int:

@@ -189,7 +189,6 @@ class Pool:
 
     @classmethod
     def joined(cls, pools: Sequence[Pool]) -> Pool:
-        """Concatenate pools."""
         columns: list[list[Any]] = [[getattr(pool, one.name) for pool in pools] for one in fields(cls)]
         joined: list[Any] = [np.concatenate(c) if isinstance(c[0], np.ndarray) else [*chain(*c)] for c in columns]
         return cls(*joined)
@@ -198,7 +197,6 @@ class Pool:
         return len(self.configs)
 
     def __getitem__(self, some: slice | NDArray[np.int64]) -> Pool:
-        """Return a subset of the pool."""
         indices = range(len(self))[some] if isinstance(some, slice) else some
         columns: list[Any] = [getattr(self, one.name) for one in fields(self)]
         chosen: list[Any] = [c[some] if isinstance(c, np.ndarray) else [c[i] for i in indices] for c in columns]

@@ -19,8 +19,7 @@ from autotune.knobs.compile_mode import mode_of
 from autotune.knobs.num_workers import workers_of
 from autotune.samplers.auto.features import Array, Bools, Pool
 from autotune.samplers.auto.memory import MemoryModel, Table, part
-from autotune.samplers.auto.rates import MeetingModel, RateModel, ScoreModel
-from autotune.samplers.auto.regression import Observation
+from autotune.samplers.auto.rates import MeetingModel, Observation, RateModel, ScoreModel
 from autotune.samplers.sampler import RECORD, CostModel, Experience, graph, heats_of
 from autotune.space import Lessons, Space, canonical, delivery_part, device_part, key, samples_at_once
 
@@ -149,12 +148,10 @@ class _Group:
         self._table: Table | None = None
 
     def compile_s(self, costs: CostModel) -> Array:
-        """Return the expected compile time of each, ``(N,)``."""
         seconds = np.array([costs.compile_s(mode, name) for mode, name in self._graphs.names], dtype=np.float64)
         return seconds[self._graphs.which]
 
     def fits(self, memory: MemoryModel) -> Bools:
-        """Return which configurations certainly fit into memory, ``(N,)``."""
         if self._table is None:
             self._table = memory.table(self._memories.firsts)
         return memory.fit(self._table)[self._memories.which]
@@ -287,7 +284,6 @@ class Knowledge:
 
     @property
     def learnt(self) -> int:
-        """Number of trials learnt."""
         return len(self._learnt)
 
     def learn(self, study: optuna.Study) -> None:
@@ -330,7 +326,6 @@ class Knowledge:
 
     @property
     def heats(self) -> int:
-        """Number of heats learnt."""
         return len(self._heats)
 
     @property
@@ -391,7 +386,6 @@ class Knowledge:
             )
 
     def may_try(self, config: Config) -> bool:
-        """Return whether a configuration is new, legal, not ruled out, and certainly fits into memory."""
         return (
             key(config) not in self.tried
             and self.space.refusal(config) is None

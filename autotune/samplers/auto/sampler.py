@@ -18,7 +18,7 @@ from autotune.knobs.compile_mode import CUDAGRAPH_MODES, mode_of
 from autotune.knobs.num_workers import WORKERS
 from autotune.samplers.auto.features import LACK_SD, Array, Bools
 from autotune.samplers.auto.posterior import Knowledge
-from autotune.samplers.auto.regression import Fitted
+from autotune.samplers.auto.rates import Fitted
 from autotune.samplers.sampler import NOTHING_LEFT, PREDICTED, Experience, HeatProposal, Searcher, graph
 from autotune.space import AT_ONCE, Space, canonical, device_part, distance, is_idle, key, samples_at_once, simplicity
 
@@ -161,27 +161,8 @@ def _drafted(
     begin_s: float,
     terms: Terms,
 ) -> Draft | None:
-    """Return the heat of the most worthwhile entrants; ``None`` if there are too few.
-
-    Args:
-        ahead: by how much each is faster than the best so far, in each draw, ``(N, S)``. seconds, at_worst_s: what
-            each takes, as expected and if its compilation is slow, ``(N,)``.
-    """
-    better = np.maximum(0.0, ahead)
-    chosen, spent_s = _greedy(better, seconds, at_worst_s, begin_s, terms)
-    if len(chosen) < FEWEST:
-        return None
-    # Configurations outside the heat, such as compiled ones, are no alternative to it: they can be tried afterwards.
-    gain, single = float(better[chosen].max(axis=0).mean()), float(better[chosen].mean(axis=1).max())
-    # Rounds end when they gain less per second than the heat as a whole (the marginal value theorem: Charnov, "Optimal
-    # foraging", Theoretical Population Biology 9, 1976). A later heat decides what is left open.
-    per_s = max(terms.least_per_s, gain / (spent_s + terms.trial_s))
-    proposal = HeatProposal(side, tuple(entrants[i] for i in chosen), per_s, spent_s)
-    return Draft(proposal, gain, gain - single)
-
-
-def _greedy(better: Array, seconds: Array, at_worst_s: Array, begin_s: float, terms: Terms) -> tuple[list[int], float]:
-    """Return the indices of the chosen configurations, of which the first is always 0, and the seconds they take.
+    """Return the heat of the most worthwhile entrants, of which the first is always among them; ``None`` if there are
+    too few.
 
     Each is the one that adds most per second. The expected maximum is submodular, so this is near the best choice
     (Nemhauser, Wolsey & Fisher, "An analysis of approximations for maximizing submodular set functions", Math.
@@ -189,8 +170,10 @@ def _greedy(better: Array, seconds: Array, at_worst_s: Array, begin_s: float, te
     trial that follows, waits for a later heat.
 
     Args:
-        better: improvement by each configuration in each draw, ``(N, S)``. seconds, at_worst_s: of each, ``(N,)``.
+        ahead: by how much each is faster than the best so far, in each draw, ``(N, S)``. seconds, at_worst_s: what
+            each takes, as expected and if its compilation is slow, ``(N,)``.
     """
+    better = np.maximum(0.0, ahead)
     chosen, top = [0], better[0]
     spent_s = begin_s + float(seconds[0])
     while len(chosen) < MOST:
@@ -203,7 +186,15 @@ def _greedy(better: Array, seconds: Array, at_worst_s: Array, begin_s: float, te
         chosen.append(index)
         spent_s += float(seconds[index])
         top = np.maximum(top, better[index])
-    return chosen, spent_s
+    if len(chosen) < FEWEST:
+        return None
+    # Configurations outside the heat, such as compiled ones, are no alternative to it: they can be tried afterwards.
+    gain, single = float(better[chosen].max(axis=0).mean()), float(better[chosen].mean(axis=1).max())
+    # Rounds end when they gain less per second than the heat as a whole (the marginal value theorem: Charnov, "Optimal
+    # foraging", Theoretical Population Biology 9, 1976). A later heat decides what is left open.
+    per_s = max(terms.least_per_s, gain / (spent_s + terms.trial_s))
+    proposal = HeatProposal(side, tuple(entrants[i] for i in chosen), per_s, spent_s)
+    return Draft(proposal, gain, gain - single)
 
 
 def _switched(config: Config) -> dict[str, Value]:
@@ -216,10 +207,10 @@ def variants(space: Space, reference: Config) -> Iterator[dict[str, Value]]:
     are very many."""
     names = [n for n in _switched(reference) if n in space.choices and n not in space.between_launches]
     values = [(*space.rungs(n), *space.beside(n, reference[n])) for n in names]
-    combinations = range(math.prod(map(len, values)))
-    for combination in (
-        combinations if len(combinations) <= _VARIANTS else random.Random(0).sample(combinations, _VARIANTS)
-    ):
+    combinations: Sequence[int] = range(math.prod(map(len, values)))
+    if len(combinations) > _VARIANTS:
+        combinations = random.Random(0).sample(combinations, _VARIANTS)
+    for combination in combinations:
         choice = []
         rest = combination
         for options in values:
@@ -312,7 +303,6 @@ class Chooser:
         return dict(next((c for c in configs if self._may_try(c)), self._space.baseline))
 
     def allowed(self, index: int) -> bool:
-        """Return whether one of the offers may be tried now."""
         return self._acceptable(self._known.offers.pool.configs[index])
 
     def _may_try(self, config: Config) -> bool:
@@ -692,9 +682,8 @@ class AutoSampler(Searcher):
         local = self._left_s() < LOCAL_PART * self._limit_s
         known, offers, chooser = self._known, self._known.offers, self._chooser
         # The draws depend only on the trials and heats, whatever else happened.
-        rng = np.random.default_rng(
-            [self._seed, len(known.numbers), len(known.tried), *([known.heats] * bool(known.heats))]
-        )
+        state = [self._seed, len(known.numbers), len(known.tried), *([known.heats] * bool(known.heats))]
+        rng = np.random.default_rng(state)
         gain, rate = fitted.gains(best, offers.pool, DRAWS, rng)
         seconds = offers.seconds(known.costs, np.exp(rate) if known.splits else None)
         is_open = offers.open & (seconds <= self._left_s())
@@ -754,14 +743,10 @@ class AutoSampler(Searcher):
         if scores is None:
             return None
         best, observations = ranking[0], known.rates.seen
-        meeting = [i for i in ranking if known.numbers[i] not in known.beyond]
-        close_to_best = [
-            i for i in meeting if observations[i].log_rate >= observations[best].log_rate + math.log1p(-self._within)
-        ]
-        top = max(
-            (s for i in close_to_best if (s := scores.known.get(known.numbers[i])) is not None), default=-math.inf
-        )
-        if top == -math.inf:
+        least = observations[best].log_rate + math.log1p(-self._within)
+        close = [known.numbers[i] for i in ranking if observations[i].log_rate >= least]
+        top = max((scores.known[n] for n in close if n in scores.known and n not in known.beyond), default=None)
+        if top is None:
             return None
         rng = np.random.default_rng([self._seed, len(known.numbers)])
         ahead, _ = fitted.differences(best, offers.pool, DRAWS, rng)
