@@ -86,7 +86,7 @@ def _draw(
     axis: Any, model: RateModel, known: Fitted, line: list[dict[str, Value]], workers: list[int], colour: str, name: str
 ) -> None:
     rng = np.random.default_rng(0)
-    drawn = np.exp(known.worlds(DRAWS, rng).log_rates(model.pool(line)))
+    drawn = np.exp(known.drawn(DRAWS, rng)(model.pool(line)))
     low, middle, high = np.quantile(drawn, (0.1, 0.5, 0.9), axis=1)
     places = range(len(workers))
     axis.plot(places, middle, color=colour, lw=1.6, label=f"{name}, as expected after {len(known.seen)} trials")

@@ -1,4 +1,4 @@
-"""Configurations as the models see them: features, worlds, pools, and what heats have shown."""
+"""Configurations as the models see them: features, pools, and what heats have shown."""
 
 from __future__ import annotations
 
@@ -264,8 +264,6 @@ def corrections(heats: Sequence[Shown], effects: Array, parts: Sequence[str]) ->
     return added
 
 
-# Rates that the models consider possible: of the two sides together, and in draws of the effects.
-
 #: Exponent of the smooth minimum of two rates. Because step times vary, a training does not reach the smaller rate when
 #: the two are similar: with this exponent, it stays 8 % below.
 SHARPNESS = 8.0
@@ -280,47 +278,3 @@ def combined(log_device: Array, log_loader: Array, overlaps: NDArray[np.bool_]) 
     lost[~overlaps] = np.logaddexp(0.0, -gap[~overlaps])
     log_rate: Array = log_device - lost
     return log_rate
-
-
-@dataclass(frozen=True)
-class Worlds:
-    """Draws of the effects. Each draw assigns a rate to every configuration, so rates within one draw can be compared.
-
-    No training is faster than its device alone, whatever a model says.
-
-    Attributes:
-        whole: of the plain model, ``(F, P)``. device, loader: of the two sides, ``(F, S + P)``. rest: error of the
-            combined sides, without and with workers, ``(2, S + P)``. in_whole, on_device, on_loader: what heats have
-            shown.
-    """
-
-    whole: Array
-    device: Array | None = None
-    loader: Array | None = None
-    rest: Array | None = None
-    in_whole: Sequence[Shown] = ()
-    on_device: Sequence[Shown] = ()
-    on_loader: Sequence[Shown] = ()
-
-    def log_rates(self, pool: Pool, own: Array | None = None) -> Array:
-        """Return the logarithmic rate of each configuration in each draw, ``(N, S + P)``.
-
-        Args:
-            own: the part of each configuration's rate that no sum of effects captures, ``(N, S + P)``.
-        """
-        plain: Array = pool.whole @ self.whole + corrections(self.in_whole, self.whole, pool.parts)
-        if own is not None:
-            plain += own[:, own.shape[1] - plain.shape[1] :]
-        if self.device is None or self.loader is None or self.rest is None:
-            return plain
-        device = pool.device @ self.device + corrections(self.on_device, self.device, pool.parts)
-        if own is not None:
-            device += own
-        loader = pool.loader @ self.loader + corrections(self.on_loader, self.loader, pool.loaders)
-        rates = combined(device, loader, pool.overlaps) + self.rest[(pool.workers > 0).astype(int)]
-        # Without workers, the times of both sides add up to that of the training, whichever model is right. With them,
-        # on one core, a loader that mostly waits may do better than that.
-        has_workers = pool.workers > 0
-        rates[has_workers, rates.shape[1] - plain.shape[1] :] = plain[has_workers]
-        capped: Array = np.minimum(rates, device)
-        return capped

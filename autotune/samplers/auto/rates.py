@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,7 +22,6 @@ from autotune.samplers.auto.features import (
     Features,
     Pool,
     Shown,
-    Worlds,
     combined,
     corrections,
 )
@@ -291,11 +290,14 @@ class Sides:
     shown_loader: Sequence[Shown] = ()
 
 
-def _mean(rows: Array, fit: Fit, shown: Sequence[Shown], parts: Sequence[str]) -> Array:
-    """Return the logarithmic rates that one model expects, ``(N,)``."""
-    effects = fit.mean[:, None]
-    rates: Array = (rows @ effects + corrections(shown, effects, parts))[:, 0]
+def _log_rates(rows: Array, effects: Array, shown: Sequence[Shown], parts: Sequence[str]) -> Array:
+    """Return the logarithmic rates by one model in draws of its effects ``(F, S)``, ``(N, S)``."""
+    rates: Array = rows @ effects + corrections(shown, effects, parts)
     return rates
+
+
+def _mean(rows: Array, fit: Fit, shown: Sequence[Shown], parts: Sequence[str]) -> Array:
+    return _log_rates(rows, fit.mean[:, None], shown, parts)[:, 0]
 
 
 @dataclass(frozen=True)
@@ -349,17 +351,43 @@ class Fitted:
             raise ValueError("nothing is known of the loader alone")
         return _mean(pool.loader, self.sides.loader, self.sides.shown_loader, pool.loaders)
 
-    def worlds(self, draws: int, rng: np.random.Generator) -> Worlds:
-        """Draw effects from each model in proportion to the belief in it."""
-        of_sides = round(self.belief * draws) if self.sides is not None else 0
-        plain = self.whole.draw(rng.standard_normal((len(self.whole.mean), draws - of_sides)))
-        if self.sides is None:
-            return Worlds(plain, in_whole=self.in_whole)
+    def drawn(self, draws: int, rng: np.random.Generator) -> Callable[..., Array]:
+        """Draw effects from each model in proportion to the belief in it.
+
+        Returns:
+            ``log_rates(pool, own=None)``, the logarithmic rate of each configuration in each draw, ``(N, draws)``,
+            whose second argument is the part of each configuration's rate that no sum of effects captures. Each draw
+            assigns a rate to every configuration, so rates within one draw can be compared. No training is faster than
+            its device alone, whatever a model says.
+        """
         sides = self.sides
-        device = sides.device.draw(rng.standard_normal((len(sides.device.mean), draws)))
-        loader = sides.loader.draw(rng.standard_normal((len(sides.loader.mean), draws)))
-        rest = sides.rest.mean[:, None] + sides.rest.sd[:, None] * rng.standard_normal((2, draws))
-        return Worlds(plain, device, loader, rest, self.in_whole, sides.shown, sides.shown_loader)
+        of_sides = round(self.belief * draws) if sides is not None else 0
+        # The plain model takes the place of the sides in the last P draws: (F, P), and (F, draws) for the sides.
+        in_whole = self.whole.draw(rng.standard_normal((len(self.whole.mean), draws - of_sides)))
+        if sides is not None:
+            on_device = sides.device.draw(rng.standard_normal((len(sides.device.mean), draws)))
+            on_loader = sides.loader.draw(rng.standard_normal((len(sides.loader.mean), draws)))
+            rest = sides.rest.mean[:, None] + sides.rest.sd[:, None] * rng.standard_normal((2, draws))
+
+        def log_rates(pool: Pool, own: Array | None = None) -> Array:
+            plain = _log_rates(pool.whole, in_whole, self.in_whole, pool.parts)
+            if own is not None:
+                plain += own[:, of_sides:]
+            if sides is None:
+                return plain
+            device = _log_rates(pool.device, on_device, sides.shown, pool.parts)
+            if own is not None:
+                device += own
+            loader = _log_rates(pool.loader, on_loader, sides.shown_loader, pool.loaders)
+            has_workers = pool.workers > 0
+            rates = combined(device, loader, pool.overlaps) + rest[has_workers.astype(int)]
+            # Without workers, the times of both sides add up to that of the training, whichever model is right. With
+            # them, on one core, a loader that mostly waits may do better than that.
+            rates[has_workers, of_sides:] = plain[has_workers]
+            capped: Array = np.minimum(rates, device)
+            return capped
+
+        return log_rates
 
     def mean(self, pool: Pool) -> Array:
         """Return the expected logarithmic rates, ``(N,)``."""
@@ -370,7 +398,7 @@ class Fitted:
         device = self.computing(pool)
         together = combined(device, self.loading(pool), pool.overlaps)
         together += sides.rest.of_rows(pool.workers > 0)[0]
-        # See `Worlds`: without workers, the times of the two sides add up to the whole.
+        # See `drawn`: without workers, the times of the two sides add up to the whole.
         belief = np.where(pool.workers > 0, self.belief, 1.0)
         mixture: Array = belief * together + (1 - belief) * plain
         capped: Array = np.minimum(mixture, device)
@@ -417,12 +445,12 @@ class Fitted:
         observed one (in natural logarithms) and its logarithmic rate, both ``(N, draws)``.
 
         Args:
-            own: see `Worlds.log_rates`.
+            own: see `drawn`.
         """
-        worlds = self.worlds(draws, rng)
-        best_rates = worlds.log_rates(self.rows[best : best + 1])
+        log_rates = self.drawn(draws, rng)
+        best_rates = log_rates(self.rows[best : best + 1])
         best_rates += self.own_share[best] * (self.seen[best].log_rate - best_rates)
-        rates = worlds.log_rates(pool, own)
+        rates = log_rates(pool, own)
         return rates - best_rates, rates
 
 
