@@ -253,9 +253,10 @@ class SearchOption:
 
     Attributes:
         name: without the leading dashes, and with underscores instead of inner dashes.
-        field: field of `StudySpec`; ``None`` for an option of the call rather than of the study.
         default: parsed value if the option is not given; equivalent to the field's own default.
         minimum, maximum: smallest and largest value of a whole number.
+        field: field of `StudySpec`; empty if it is the option's name, ``None`` for an option of the call rather than of
+            the study.
         space: whether ``autotune space`` also takes the option.
         recorded: whether a recorded surface fixes it, so that the option conflicts with ``--replay``.
         written: whether the command line of a request includes the option.
@@ -265,15 +266,20 @@ class SearchOption:
     name: str
     spelling: Spelling
     help: str
-    field: str | None = None
     default: Any = None
     metavar: str | None = None
     minimum: int | None = None
     maximum: int = LARGEST
+    field: str | None = ""
     space: bool = False
     recorded: bool = False
     written: Literal["unless default", "always", "never"] = "unless default"
     keyword: str | None = ""
+
+    def __post_init__(self) -> None:
+        for attribute in ("field", "keyword"):
+            if getattr(self, attribute) == "":
+                object.__setattr__(self, attribute, self.name)
 
     @property
     def flag(self) -> str:
@@ -290,11 +296,6 @@ class SearchOption:
         if self.spelling is WHOLE and parsed is not None and parsed > self.maximum:
             raise UsageError(f"{self.flag} must be at most {self.maximum}, not {str(parsed)[:30]}")
         return None if parsed is None else self.spelling.read(parsed, self.flag)
-
-    @property
-    def argument(self) -> str | None:
-        """The name of the argument of `autotune.tune`; ``None`` for an option of the command line only."""
-        return self.name if self.keyword == "" else self.keyword
 
     def parsed(self, given: Any) -> Any:
         """Convert a value given in Python to what the command line's parser would have returned.
@@ -339,90 +340,81 @@ _shell = partial(SearchOption, recorded=True, keyword=None)
 _MOST_SAMPLES = KNOBS["batch_size"].maximum
 #: In the order of the help text.
 OPTIONS: tuple[SearchOption, ...] = (
-    _subject("model", FILE, "A name, FILE.py, or package.module:NAME.", "model", None, "MODEL"),
-    _subject("arg", PAIRS, "For the workload itself; may be repeated.", "args", None, "KEY=VALUE", keyword="args"),
-    _subject("data", FOLDER, "A folder, generated, or synthetic.", "data", "generated", "DATA"),
+    _subject("model", FILE, "A name, FILE.py, or package.module:NAME.", None, "MODEL"),
+    _subject(
+        "arg", PAIRS, "For the workload itself; may be repeated.", None, "KEY=VALUE", field="args", keyword="args"
+    ),
+    _subject("data", FOLDER, "A folder, generated, or synthetic.", "generated", "DATA"),
     SearchOption(
         "store_latency",
         SHORT,
         "Put a slow store in front of the data: how long each file takes to come, such as 80ms.",
-        "store_latency_s",
         metavar="DURATION",
         recorded=True,
+        field="store_latency_s",
     ),
     SearchOption(
         "store_bandwidth",
         BANDWIDTH,
         "Its bandwidth for one reader, such as 50MB/s.",
-        "store_bytes_per_s",
         metavar="SIZE/s",
         recorded=True,
+        field="store_bytes_per_s",
     ),
     SearchOption(
         "store_cache",
         SIZE,
         "A cache in front of it, as it is after the first epoch.",
-        "store_cache_bytes",
         metavar="SIZE",
         recorded=True,
+        field="store_cache_bytes",
     ),
     SearchOption(
         "epochs",
         WHOLE,
         "Epochs of the training: report the hours they take, and the first one's rate.",
-        "epochs",
         minimum=1,
         maximum=10**6,
     ),
     SearchOption(
-        "samples",
-        WHOLE,
-        "Samples that the training reads in all, where no whole number of epochs says it.",
-        "samples",
-        minimum=1,
+        "samples", WHOLE, "Samples that the training reads in all, where no whole number of epochs says it.", minimum=1
     ),
     SearchOption(
         "price_per_hour",
         PRICE,
         "What this machine costs, in whatever currency: report what the training costs.",
-        "price_per_hour",
         metavar="PRICE",
     ),
     # Left out of the written command: once the search has begun, the name is taken.
     SearchOption(
-        "study", TEXT, "Name of the study.  [default: a fresh number]", "name", "", recorded=True, written="never"
+        "study", TEXT, "Name of the study.  [default: a fresh number]", "", field="name", recorded=True, written="never"
     ),
     _shell(
         "storage",
         STORAGE,
         "Store it in a database that several machines share: postgresql://USER@HOST/DATABASE.",
-        "storage",
         metavar="URL",
     ),
-    SearchOption("studies_dir", PATH, "Folder that holds the studies.", default=DEFAULT_STUDIES, recorded=True),
-    SearchOption("budget", DURATION, "How long to search.", "budget_s", "10m", "DURATION", written="always"),
-    SearchOption("trials", WHOLE, "End after this many trials.", "trials", minimum=1),
+    SearchOption("studies_dir", PATH, "Folder that holds the studies.", DEFAULT_STUDIES, field=None, recorded=True),
+    SearchOption("budget", DURATION, "How long to search.", "10m", "DURATION", field="budget_s", written="always"),
+    SearchOption("trials", WHOLE, "End after this many trials.", minimum=1),
     SearchOption(
         "objective",
         FILES,
         "A name or FILE.py; higher is better. Several with commas: the first chooses the winner.",
-        "objective",
         "throughput",
     ),
     SearchOption(
         "require",
         TEXTS,
         "What the winner must meet, such as 'peak_memory<=8GiB'; may be repeated.",
-        "require",
-        None,
-        "FIGURE<=VALUE",
+        metavar="FIGURE<=VALUE",
     ),
-    _subject("device", TEXT, "auto, cpu, cuda, cuda:N, cuda:GPU-UUID or cuda:MIG-UUID.", "device", "auto", "DEVICE"),
+    _subject("device", TEXT, "auto, cpu, cuda, cuda:N, cuda:GPU-UUID or cuda:MIG-UUID.", "auto", "DEVICE"),
     SearchOption(
         "devices",
         TEXT,
         "Search on several at once: 0,1,2,3 or all for cards, cpu:0-7,cpu:8-15 for cores.",
-        "devices",
         metavar="LIST",
         recorded=True,
     ),
@@ -430,26 +422,21 @@ OPTIONS: tuple[SearchOption, ...] = (
         "on",
         TEXT,
         "Launch on the nodes of a Ray cluster: ray://HOST:10001, or ray for the one that this machine is in.",
-        "on",
         metavar="CLUSTER",
     ),
     _shell(
         "on_resources",
         PAIRS,
         "What each worker there asks for: accelerator_type=H100, CPU=8, or resources of your own. May be repeated.",
-        "on_resources",
         metavar="NAME=AMOUNT",
     ),
-    _shell("workers", WHOLE, "With --on: how many there, instead of all.", "workers", None, "N", 1, 2**10),
-    _subject("batch_size", WHOLE, "The baseline's batch size.", "batch_size", minimum=1, maximum=_MOST_SAMPLES),
-    SearchOption(
-        "keep_batch_size", FLAG, "Search at the baseline's batch size only.", "keep_batch_size", False, space=True
-    ),
+    _shell("workers", WHOLE, "With --on: how many there, instead of all.", None, "N", 1, 2**10),
+    _subject("batch_size", WHOLE, "The baseline's batch size.", minimum=1, maximum=_MOST_SAMPLES),
+    SearchOption("keep_batch_size", FLAG, "Search at the baseline's batch size only.", False, space=True),
     _subject(
         "global_batch",
         WHOLE,
         "Samples of an optimizer's step: fixed, in parts that are searched.",
-        "global_batch",
         minimum=1,
         maximum=_MOST_SAMPLES,
     ),
@@ -457,60 +444,52 @@ OPTIONS: tuple[SearchOption, ...] = (
         "nproc_per_node",
         WHOLE,
         "Processes that train together, as torchrun starts them; the batch size is each one's.",
-        "ranks",
         1,
         minimum=1,
         maximum=2**10,
+        field="ranks",
     ),
-    _subject("image_size", WHOLE, "Side of an image in pixels.", "image_size", minimum=1, maximum=LARGEST_IMAGE),
-    _script(
-        "samples_per_step",
-        WHOLE,
-        "Of a script's optimizer, where its loader does not tell.",
-        "samples_per_step",
-        minimum=1,
-    ),
+    _subject("image_size", WHOLE, "Side of an image in pixels.", minimum=1, maximum=LARGEST_IMAGE),
+    _script("samples_per_step", WHOLE, "Of a script's optimizer, where its loader does not tell.", minimum=1),
     _script(
         "map",
         PAIRS,
         "Words by which a script's own options set a knob; may be repeated.",
-        "flags",
         metavar="KNOB[:VALUE]=WORDS",
+        field="flags",
     ),
     _script(
         "output_flag",
         TEXT,
         "A script's option for where it writes: each launch gets a folder, removed at its end.",
-        "output_flag",
         metavar="FLAG",
     ),
-    _script(
-        "scratch",
-        FLAG,
-        "Run each launch of a script in an empty folder of its own, removed at its end.",
-        "scratch",
-        False,
-    ),
+    _script("scratch", FLAG, "Run each launch of a script in an empty folder of its own, removed at its end.", False),
     _script(
         "rate",
         TEXT,
         "How a program that is not PyTorch's tells (?P<rate>…), samples/s, or (?P<seconds>…) of a step.",
-        "rate",
         metavar="REGEX",
     ),
-    _script("rate_file", TEXT, "The file in which it does, if not on its output.", "rate_file", metavar="FILE"),
+    _script("rate_file", TEXT, "The file in which it does, if not on its output.", metavar="FILE"),
     _script(
-        "script", PATH, "A file of `autotune init -- python train.py`: the command and its own flags.", metavar="FILE"
+        "script",
+        PATH,
+        "A file of `autotune init -- python train.py`: the command and its own flags.",
+        metavar="FILE",
+        field=None,
     ),
-    _subject("baseline", PAIRS, "What is run today.", "baseline", None, "KNOB=VALUE"),
-    SearchOption("set", LISTS, "Search only these values of a knob.", "narrowed", None, "KNOB=V1,V2", space=True),
-    SearchOption("fix", PAIRS, "Pin a knob.", "fixed", None, "KNOB=VALUE", space=True),
-    _subject("memory_limit", SIZE, "Device memory a trial may use.", "memory_limit_bytes", None, "6GiB"),
-    SearchOption("sampler", TEXT, f"{', '.join(SAMPLERS)}.", "sampler", "auto"),
-    SearchOption("seed", WHOLE, "Of everything random.", "seed", 0, minimum=0),
-    SearchOption("allow_busy", FLAG, "Measure although others use cores or GPU.", "allow_busy", False, recorded=True),
-    _shell("dry_run", FLAG, "Say what would be tried; measure nothing.", default=False),
-    SearchOption("replay", PATH, "Search a recorded surface in virtual time.", metavar="SURFACE", keyword=None),
+    _subject("baseline", PAIRS, "What is run today.", None, "KNOB=VALUE"),
+    SearchOption("set", LISTS, "Search only these values of a knob.", None, "KNOB=V1,V2", field="narrowed", space=True),
+    SearchOption("fix", PAIRS, "Pin a knob.", None, "KNOB=VALUE", field="fixed", space=True),
+    _subject("memory_limit", SIZE, "Device memory a trial may use.", None, "6GiB", field="memory_limit_bytes"),
+    SearchOption("sampler", TEXT, f"{', '.join(SAMPLERS)}.", "auto"),
+    SearchOption("seed", WHOLE, "Of everything random.", 0, minimum=0),
+    SearchOption("allow_busy", FLAG, "Measure although others use cores or GPU.", False, recorded=True),
+    _shell("dry_run", FLAG, "Say what would be tried; measure nothing.", False, field=None),
+    SearchOption(
+        "replay", PATH, "Search a recorded surface in virtual time.", metavar="SURFACE", field=None, keyword=None
+    ),
 )
 
 
