@@ -255,11 +255,20 @@ def pairs(rows: Iterable[tuple[str, str, bool]]) -> list[Line]:
     return [Line(value, indent, label=Text(name, style="dim"), verbatim=verbatim) for name, value, verbatim in rows]
 
 
-def new_fitting_table() -> FittingTable:
+def _table_of(columns: Iterable[Column]) -> FittingTable:
     """Return an empty table in the common style of tables with a heading."""
-    return FittingTable(
+    table = FittingTable(
         box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True, header_style="bold"
     )
+    for column in columns:
+        gives_way = column.kind is Kind.TEXT
+        table.add_column(
+            Text(column.title),
+            justify="right" if column.kind is Kind.FIGURE else "left",
+            no_wrap=not gives_way,
+            overflow="fold" if gives_way else "ellipsis",
+        )
+    return table
 
 
 class FittingTable(Table):
@@ -336,15 +345,8 @@ _FIGURES = ("trial", "samples/s", "steps/s", "speedup", "peak\nmemory", "took", 
 
 def new_table(*columns: str, wrap: Collection[str] = ("optimization",)) -> FittingTable:
     """Return a table in which only the columns in ``wrap`` wrap, and figures are right-aligned."""
-    table = new_fitting_table()
-    for name in columns:
-        table.add_column(
-            name,
-            justify="right" if name in _FIGURES else "left",
-            no_wrap=name not in wrap,
-            overflow="fold" if name in wrap else "ellipsis",
-        )
-    return table
+    kinds = {**dict.fromkeys(_FIGURES, Kind.FIGURE), **dict.fromkeys(wrap, Kind.TEXT)}
+    return _table_of(Column(name, kinds.get(name, Kind.WORD)) for name in columns)
 
 
 def status_cell(status: TrialStatus) -> Text:
@@ -405,15 +407,7 @@ def _terminal_part(part: Part) -> RenderableType:
 
 
 def _terminal_grid(part: Grid) -> Table:
-    table = new_fitting_table()
-    for column in part.columns:
-        gives_way = column.kind is Kind.TEXT
-        table.add_column(
-            Text(column.title),
-            justify="right" if column.kind is Kind.FIGURE else "left",
-            no_wrap=not gives_way,
-            overflow="fold" if gives_way else "ellipsis",
-        )
+    table = _table_of(part.columns)
     for i, row in enumerate(part.rows):
         last = part.total and i == len(part.rows) - 1
         if last:

@@ -160,7 +160,8 @@ def is_device_bound(space: Space, trials: Sequence[Trial]) -> bool:
     return any(part is not None and part <= MOSTLY_DEVICE for part in fractions)
 
 
-# The share of a study's budget that searching may take; the rest is for the proof.
+# What a search may still try, how long that may take (the rest of the budget is for the proof), and what it tries before
+# the sampler's proposals.
 
 #: A search whose contest nothing has won goes on if there is time for this many trials (one trial, its check, two
 #: rounds and holding make eight), and for this fraction of the time left.
@@ -169,119 +170,6 @@ _AGAIN_TRIALS, _AGAIN_PART = 12, 0.5
 SHORT_LAUNCHES = 12
 #: Time is reserved for showing a gain of this size, as a natural logarithm, in at most this many rounds.
 PROMISING, _MOST_ROUNDS = 0.03, 4
-
-
-class SearchTime:
-    """Counts the seconds left for searching.
-
-    Args:
-        complete: the trials that have a score.
-        adopts: the search's own launches count as a round of the proof (see `StudyLoop.counts_as_round`).
-        follow: returns whether trials take place in a script that is already training.
-    """
-
-    def __init__(
-        self,
-        budget: Budget,
-        history: History,
-        complete: CompleteTrials,
-        *,
-        adopts: bool,
-        follow: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._budget = budget
-        self._history = history
-        self._complete = complete
-        self._adopts = adopts
-        self._follow = follow
-        #: Seconds that checks of how a trial trains have taken, which the proof does not need any more.
-        self.checked_s = 0.0
-
-    @property
-    def share(self) -> float:
-        """The fraction of the budget that searching may take."""
-        limit_s = self._budget.limit_s
-        contests = [contest.until_s / limit_s for contest in self._history.contests]
-        return max([search_share(limit_s, self._usual_s), *contests])
-
-    @property
-    def left_s(self) -> float:
-        verdict_s = self._budget.left_s - self._verdict_s
-        if self.is_whole:
-            return verdict_s
-        return min(verdict_s, self.share * self._budget.limit_s - self._budget.spent_s + self.checked_s)
-
-    @property
-    def fits_proof(self) -> bool:
-        """Whether there is time for the fewest launches that prove anything."""
-        return self._budget.left_s >= 2 * LEAST_LAUNCHES * self._usual_s
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether only the time that a proof needs is reserved for it, not a share of the budget: a share of a short
-        budget shows nothing, and until something has been compared with the baseline there is nothing to prove."""
-        pruned = any(t.result.status is TrialStatus.PRUNED for t in self._history.trials)
-        alone = len(self._complete.ends) < 2 and not pruned
-        return alone or (self.is_short and not self._history.contests)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the share of the budget for searching is spent, so that the rest belongs to the proof."""
-        return not self.is_whole and self._budget.spent_s - self.checked_s >= self.share * self._budget.limit_s
-
-    @property
-    def is_short(self) -> bool:
-        """Whether the budget has time for only a few launches, each of which has to be well chosen."""
-        return bool(self._complete.ends) and self._budget.limit_s < SHORT_LAUNCHES * self._usual_s
-
-    @property
-    def _verdict_s(self) -> float:
-        """Least number of seconds needed to show the gain of the best so far, or of a candidate to come, by launching
-        two in turns: without that, another trial would only be another guess."""
-        best, baseline = self._complete.best, self._complete.baseline
-        if best is None or baseline is None or not best.rate_per_s or not baseline.rate_per_s:
-            return 0.0
-        gain, others = math.log(best.rate_per_s / baseline.rate_per_s), len(self._complete.ordered) - 1
-        if gain < PROMISING and self._follow():
-            # Searching on finds a candidate soonest, and what is observed of it there is evidence.
-            return 0.0
-        if gain < PROMISING:
-            # This is for a candidate to come. If there is no time for it, the candidate's launch is some evidence.
-            to_come_s = 2 * (2 - self._adopts) * self._usual_s
-            fits = self._budget.left_s >= to_come_s + fmean(t.result.alone_s for t in self._complete.ends)
-            return to_come_s if others or fits else 0.0
-        rounds = stats.rounds_to_show(gain, self._complete.noise, among=others + 1, most=_MOST_ROUNDS)
-        start_s = best.result.measurement.startup_s if best.result.measurement is not None else 0.0
-        check_s = CHECK_LAUNCHES * start_s if self._adopts or self._follow() else 0.0
-        if self._follow() and 2 * rounds * self._usual_s + check_s > self._budget.left_s:
-            # There is no time to show so small a gain, and searching on for a larger one costs little.
-            rounds = LEAST_LAUNCHES
-        return 2 * (rounds - self._adopts) * self._usual_s + check_s
-
-    @property
-    def _usual_s(self) -> float:
-        """Seconds of a usual launch in the proof, which finds what a trial has compiled in the cache."""
-        saved = 1 - WARM_COMPILE
-        return fmean(t.result.alone_s - saved * t.result.phase_s.get(Phase.COMPILE, 0.0) for t in self._complete.ends)
-
-    def go_on(self, entered: Sequence[Trial], searched_s: float) -> bool:
-        """Let the search go on after a contest that none of these trials has won; return whether there is time for
-        that.
-
-        Args:
-            searched_s: seconds of the budget that were spent when the contest began.
-        """
-        left_s = self._budget.left_s
-        if not entered or _AGAIN_TRIALS * self._usual_s > left_s:
-            return False
-        until_s = self._budget.spent_s + _AGAIN_PART * left_s
-        numbers = tuple(trial.number for trial in entered)
-        self._history.go_on(PastContest(numbers, self._history.newest, searched_s, until_s))
-        return True
-
-
-# What a search may still try, how long that may take, and what it tries before the sampler's proposals.
-
 #: A trial that takes this many times the expected duration is stopped.
 PATIENCE = 3.0
 #: Another loader counts as faster only from this multiple of the rate.
@@ -296,7 +184,8 @@ class Agenda:
     Args:
         first: configurations to try before the sampler's proposals, the baseline among them.
         trials: maximum number of finished trials; ``None`` for no limit except the budget.
-        adopts, follow: see `SearchTime`.
+        adopts: the search's own launches count as a round of the proof (see `StudyLoop.counts_as_round`).
+        follow: returns whether trials take place in a script that is already training.
     """
 
     def __init__(
@@ -319,9 +208,12 @@ class Agenda:
         self._budget = budget
         self._first = first
         self._trials = trials
+        self._adopts = adopts
+        self._follow = follow
         #: The best configuration with the user's own batch size, if it is still to be tried.
         self._debt: Debt | None = None
-        self.time = SearchTime(budget, history, complete, adopts=adopts, follow=follow)
+        #: Seconds that checks of how a trial trains have taken, which the proof does not need any more.
+        self.checked_s = 0.0
 
     @property
     def has_all_trials(self) -> bool:
@@ -351,7 +243,7 @@ class Agenda:
         it have time to compare what the loader delivers if the device is the limit, or if no other loader has been seen
         to be faster. None of this applies if there is nothing else to try.
         """
-        if not self.time.is_short:
+        if not self.is_short:
             return True
         keeps_loader = self.keeps_loader
         others = (n for n in self._space.choices if n != "batch_size" and not n.startswith("workload."))
@@ -434,7 +326,7 @@ class Agenda:
         If none is certainly ahead of the reference, that is the reference. If the fastest changes what is computed and
         gains little by that, the fastest that does not comes first: there may be no time to check how it trains.
         """
-        if heat.side != "device" or not self.keeps_loader or not self.time.is_short:
+        if heat.side != "device" or not self.keeps_loader or not self.is_short:
             return
         reference, *others = heat.entrants
         ahead = [e for e in others if e.status is TrialStatus.COMPLETE and e.ratio_ci95 and e.ratio_ci95[0] > 1]
@@ -460,6 +352,89 @@ class Agenda:
     def _left_for_s(self, config: Config) -> float:
         """Return how many of the seconds left for searching a configuration may take."""
         if self._debt is None:
-            return self.time.left_s
+            return self.left_s
         is_owed = key(config) == key(self._debt.config)
-        return self._left_alone_s if is_owed else self.time.left_s - self._debt.expected_s
+        return self._left_alone_s if is_owed else self.left_s - self._debt.expected_s
+
+    # The seconds left for searching.
+
+    @property
+    def share(self) -> float:
+        """The fraction of the budget that searching may take."""
+        limit_s = self._budget.limit_s
+        contests = [contest.until_s / limit_s for contest in self._history.contests]
+        return max([search_share(limit_s, self._usual_s), *contests])
+
+    @property
+    def left_s(self) -> float:
+        verdict_s = self._budget.left_s - self._verdict_s
+        if self.is_whole:
+            return verdict_s
+        return min(verdict_s, self.share * self._budget.limit_s - self._budget.spent_s + self.checked_s)
+
+    @property
+    def fits_proof(self) -> bool:
+        """Whether there is time for the fewest launches that prove anything."""
+        return self._budget.left_s >= 2 * LEAST_LAUNCHES * self._usual_s
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether only the time that a proof needs is reserved for it, not a share of the budget: a share of a short
+        budget shows nothing, and until something has been compared with the baseline there is nothing to prove."""
+        pruned = any(t.result.status is TrialStatus.PRUNED for t in self._history.trials)
+        alone = len(self._complete.ends) < 2 and not pruned
+        return alone or (self.is_short and not self._history.contests)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the share of the budget for searching is spent, so that the rest belongs to the proof."""
+        return not self.is_whole and self._budget.spent_s - self.checked_s >= self.share * self._budget.limit_s
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the budget has time for only a few launches, each of which has to be well chosen."""
+        return bool(self._complete.ends) and self._budget.limit_s < SHORT_LAUNCHES * self._usual_s
+
+    @property
+    def _verdict_s(self) -> float:
+        """Least number of seconds needed to show the gain of the best so far, or of a candidate to come, by launching
+        two in turns: without that, another trial would only be another guess."""
+        best, baseline = self._complete.best, self._complete.baseline
+        if best is None or baseline is None or not best.rate_per_s or not baseline.rate_per_s:
+            return 0.0
+        gain, others = math.log(best.rate_per_s / baseline.rate_per_s), len(self._complete.ordered) - 1
+        if gain < PROMISING and self._follow():
+            # Searching on finds a candidate soonest, and what is observed of it there is evidence.
+            return 0.0
+        if gain < PROMISING:
+            # This is for a candidate to come. If there is no time for it, the candidate's launch is some evidence.
+            to_come_s = 2 * (2 - self._adopts) * self._usual_s
+            fits = self._budget.left_s >= to_come_s + fmean(t.result.alone_s for t in self._complete.ends)
+            return to_come_s if others or fits else 0.0
+        rounds = stats.rounds_to_show(gain, self._complete.noise, among=others + 1, most=_MOST_ROUNDS)
+        start_s = best.result.measurement.startup_s if best.result.measurement is not None else 0.0
+        check_s = CHECK_LAUNCHES * start_s if self._adopts or self._follow() else 0.0
+        if self._follow() and 2 * rounds * self._usual_s + check_s > self._budget.left_s:
+            # There is no time to show so small a gain, and searching on for a larger one costs little.
+            rounds = LEAST_LAUNCHES
+        return 2 * (rounds - self._adopts) * self._usual_s + check_s
+
+    @property
+    def _usual_s(self) -> float:
+        """Seconds of a usual launch in the proof, which finds what a trial has compiled in the cache."""
+        saved = 1 - WARM_COMPILE
+        return fmean(t.result.alone_s - saved * t.result.phase_s.get(Phase.COMPILE, 0.0) for t in self._complete.ends)
+
+    def go_on(self, entered: Sequence[Trial], searched_s: float) -> bool:
+        """Let the search go on after a contest that none of these trials has won; return whether it does.
+
+        Args:
+            searched_s: seconds of the budget that were spent when the contest began.
+        """
+        left_s = self._budget.left_s
+        if self.has_all_trials or not entered or _AGAIN_TRIALS * self._usual_s > left_s:
+            return False
+        until_s = self._budget.spent_s + _AGAIN_PART * left_s
+        numbers = tuple(trial.number for trial in entered)
+        self._history.go_on(PastContest(numbers, self._history.newest, searched_s, until_s))
+        return True

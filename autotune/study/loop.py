@@ -163,7 +163,7 @@ class StudyLoop:
                 space,
                 seed=seed,
                 acceptable=self._agenda.acceptable,
-                left_s=lambda: self._agenda.time.left_s,
+                left_s=lambda: self._agenda.left_s,
                 limit_s=SEARCH_SHARE * launches.budget.limit_s,
                 capacity_bytes=capacity_bytes,
                 noise_sd=lambda: self.noise.sd,
@@ -268,7 +268,7 @@ class StudyLoop:
             self._checked.add(key(changed))
             began_s = self._launches.budget.spent_s
             self.rule_out(self._check(best))
-            self._agenda.time.checked_s += self._launches.budget.spent_s - began_s
+            self._agenda.checked_s += self._launches.budget.spent_s - began_s
 
     def _begin(self) -> str | None:
         """Begin what is most valuable now, or return why nothing is begun."""
@@ -321,10 +321,10 @@ class StudyLoop:
                 entrants,
                 side=proposal.side,
                 # In a short budget, a heat is the cheapest evidence available.
-                least_per_s=0.0 if self._agenda.time.is_short else proposal.least_per_s,
+                least_per_s=0.0 if self._agenda.is_short else proposal.least_per_s,
                 follows=self._follows(entrants[0]),
                 expected_s=proposal.seconds,
-                limit_s=self._agenda.time.left_s,
+                limit_s=self._agenda.left_s,
             )
             self._run_heat(number, after, proposal.side, launching)
         return True
@@ -337,9 +337,9 @@ class StudyLoop:
         """If there is no time for launches of both, compare the best so far with the baseline in turns within the
         script that is already training; if that hardly gains anything, all that may be as fast, which can show that
         none is faster. Return whether that has begun."""
-        baseline, time = self.baseline, self._agenda.time
+        baseline = self.baseline
         left_s = self._launches.budget.left_s
-        if baseline is None or self._was_last or self._launches.even_steps is None or time.fits_proof:
+        if baseline is None or self._was_last or self._launches.even_steps is None or self._agenda.fits_proof:
             return False
         own_per_s = baseline.rate_per_s or math.inf
         # A configuration that was tried again counts once, as its best.
@@ -375,7 +375,7 @@ class StudyLoop:
         self._experience.learn_heat(stored)
         self._observer.heat_ends(stored)
         self._agenda.enqueue_leader(stored.heat)
-        if self._agenda.time.is_short and self._agenda.keeps_loader:
+        if self._agenda.is_short and self._agenda.keeps_loader:
             self._turn_s.pop("loader", None)
         uncompilable = next((e for e in stored.heat.entrants if e.cannot_compile), None)
         if uncompilable is not None and not knew_already:
@@ -389,7 +389,7 @@ class StudyLoop:
         # Pruning compares rates, which do not decide another objective.
         rivals = self._complete.fitting
         # If the search's own launches are to count as a round of the proof, none is cut short.
-        whole = (self._adopts or self._launches.follow) and self._agenda.time.is_short
+        whole = (self._adopts or self._launches.follow) and self._agenda.is_short
         below_per_s, clock_mhz = (
             rate_to_beat(self.space, rivals, config, self.noise) if self._prune and not whole else _ANY
         )
@@ -544,8 +544,8 @@ class StudyLoop:
         self._agenda.look_for_owed()
 
     def go_on(self, entered: Sequence[Trial], searched_s: float) -> bool:
-        """Let the search go on after a contest that no trial has won (see `SearchTime`); return whether it does."""
-        return not self._agenda.has_all_trials and self._agenda.time.go_on(entered, searched_s)
+        """Let the search go on after a contest that no trial has won (see `Agenda`); return whether it does."""
+        return self._agenda.go_on(entered, searched_s)
 
     def _check_baseline(self) -> None:
         """Raise if the baseline failed: it is what the user runs today, and without it no search can help."""
@@ -575,11 +575,11 @@ class StudyLoop:
         if self.baseline is None:
             is_spent = self._launches.budget.left_s <= 0
             return "the budget is spent" if is_spent else None
-        if self._experience.costs.expected_s(self.space.baseline) > self._agenda.time.left_s:
-            if self._agenda.time.is_whole or self._agenda.time.is_over:
+        if self._experience.costs.expected_s(self.space.baseline) > self._agenda.left_s:
+            if self._agenda.is_whole or self._agenda.is_over:
                 proof = "what is left of the budget is for the proof"
                 return proof if len(self.complete) > 1 else "no other launch fits into what is left of the budget"
-            share = f"{100 * self._agenda.time.share:.0f} %"
+            share = f"{100 * self._agenda.share:.0f} %"
             return f"no more trials fit into the {share} of the budget that searching may take"
         return None
 
