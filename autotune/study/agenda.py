@@ -160,8 +160,8 @@ def is_device_bound(space: Space, trials: Sequence[Trial]) -> bool:
     return any(part is not None and part <= MOSTLY_DEVICE for part in fractions)
 
 
-# What a search may still try, how long that may take (the rest of the budget is for the proof), and what it tries before
-# the sampler's proposals.
+# What a search may still try, how long that may take (the rest of a budget is for the proof), and what comes before the
+# sampler's proposals.
 
 #: A search whose contest nothing has won goes on if there is time for this many trials (one trial, its check, two
 #: rounds and holding make eight), and for this fraction of the time left.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import optuna
@@ -66,135 +66,6 @@ class Draft:
     proposal: HeatProposal
     gain: float
     more: float
-
-
-@dataclass(frozen=True)
-class Terms:
-    """How long a heat may take, and what it must gain.
-
-    Attributes:
-        turn_s: minimum length of a turn. left_s: seconds that the heat may take.
-        least_per_s: an entrant joins if it adds this much per second to the expected improvement.
-        trial_s: seconds of the trial that follows, without which nothing is gained.
-        seed: of the draws. enters: returns whether there would be time for what a configuration owes its user.
-        as_launched: returns whether a heat of this reference takes place in the process of the launches with which it
-            is compared.
-    """
-
-    turn_s: float
-    left_s: float
-    least_per_s: float
-    trial_s: float
-    seed: Sequence[int]
-    enters: Callable[[Config], bool]
-    as_launched: Callable[[Config], bool]
-
-
-def draft_device(known: Knowledge, fitted: Fitted, best: int, beside: Config, terms: Terms) -> Draft | None:
-    """Return the most worthwhile heat of the device; ``None`` if there is nothing to compare.
-
-    Args:
-        best: index of the observation whose configuration is the reference.
-        beside: the entrants are judged in combination with the remaining knobs of this configuration, those of the
-            loader, which no heat of the device shows.
-    """
-    best_config = reference = known.rates.seen[best].config
-    if not terms.as_launched(best_config):
-        reference, beside = known.space.in_heats(best_config), known.space.in_heats(beside)
-    is_known = key(reference) == key(best_config)
-    if mode_of(reference) in CUDAGRAPH_MODES or not (is_known or known.may_enter(reference, "device")):
-        return None
-    entrants, judged = [reference], [canonical({**beside, **_switched(reference)})]
-    for config in variants(known.space, reference):
-        combined = canonical({**beside, **_switched(config)})
-        legal = known.may_enter(config, "device") and known.space.refusal(combined) is None
-        if legal and terms.enters(config):
-            entrants.append(config)
-            judged.append(combined)
-    if len(entrants) < FEWEST:
-        return None
-    pool = known.rates.pool(judged)
-    rng = np.random.default_rng(list(terms.seed))
-    # The part that no sum of effects captures, for configurations that no heat has shown. It is no reason to compile:
-    # what one configuration gains from compiling, most others gain as well.
-    unshown = ~fitted.shown(pool) & [mode_of(c) == "off" for c in entrants]
-    # The best so far is known from its trial.
-    unshown[0] &= not is_known
-    lack = LACK_SD * unshown[:, None] * rng.standard_normal((len(entrants), HEAT_DRAWS))
-    ahead, rates = fitted.differences(best, pool, HEAT_DRAWS, rng, lack)
-    steps_s = STEPS * pool.batches / np.exp(rates.mean(axis=1))
-    compile_s = [known.costs.compile_s(mode_of(c), "" if mode_of(c) == "off" else graph(c)) for c in entrants]
-    seconds = np.maximum(steps_s, STEPS / 2 * terms.turn_s) + compile_s
-    guessed = [not known.costs.has_compiled(mode_of(c)) for c in entrants]
-    at_worst_s = seconds + (SLOW_COMPILE - 1.0) * np.where(guessed, compile_s, 0.0)
-    return _drafted("device", entrants, ahead, seconds, at_worst_s, known.costs.starts_s(reference), terms)
-
-
-def draft_loader(known: Knowledge, fitted: Fitted, best: int, terms: Terms) -> Draft | None:
-    """Return the most worthwhile heat of the loader; ``None`` if there is nothing to compare, or the best
-    configuration so far hardly waits for it.
-
-    Args:
-        best: index of the observation whose configuration is the reference.
-    """
-    reference = known.rates.seen[best].config
-    others = [c for c in loaders(known.space, reference) if known.may_enter(c, "loader")]
-    if len(others) + 1 < FEWEST or fitted.sides is None or known.rates.seen[best].waits < WAITS:
-        return None
-    entrants = [reference, *others]
-    pool = known.rates.pool(entrants)
-    rng = np.random.default_rng(list(terms.seed))
-    ahead, _ = fitted.differences(best, pool, HEAT_DRAWS, rng)
-    # Each turn starts the workers, and waits for one batch from each.
-    rates_per_s = np.exp(fitted.loading(pool))
-    start_s = LOADER_START_S + WORKER_START_S * pool.workers
-    seconds = LOADER_TURNS * (start_s + np.maximum(1, pool.workers) * pool.batches / rates_per_s + terms.turn_s)
-    return _drafted("loader", entrants, ahead, seconds, seconds, known.costs.starts_s(reference), terms)
-
-
-def _drafted(
-    side: Side,
-    entrants: Sequence[Config],
-    ahead: Array,
-    seconds: Array,
-    at_worst_s: Array,
-    begin_s: float,
-    terms: Terms,
-) -> Draft | None:
-    """Return the heat of the most worthwhile entrants, of which the first is always among them; ``None`` if there are
-    too few.
-
-    Each is the one that adds most per second. The expected maximum is submodular, so this is near the best choice
-    (Nemhauser, Wolsey & Fisher, "An analysis of approximations for maximizing submodular set functions", Math.
-    Programming 14, 1978). A configuration that adds much less per second than the heat gains without it, counting the
-    trial that follows, waits for a later heat.
-
-    Args:
-        ahead: by how much each is faster than the best so far, in each draw, ``(N, S)``. seconds, at_worst_s: what
-            each takes, as expected and if its compilation is slow, ``(N,)``.
-    """
-    better = np.maximum(0.0, ahead)
-    chosen, top = [0], better[0]
-    spent_s = begin_s + float(seconds[0])
-    while len(chosen) < MOST:
-        rates = (np.maximum(better, top).mean(axis=1) - top.mean()) / seconds
-        rates[spent_s + at_worst_s > terms.left_s] = 0.0
-        index = int(np.argmax(rates))
-        threshold = LATER * float(top.mean()) / (spent_s + terms.trial_s)
-        if rates[index] <= max(terms.least_per_s, threshold if len(chosen) >= FEWEST else 0.0):
-            break
-        chosen.append(index)
-        spent_s += float(seconds[index])
-        top = np.maximum(top, better[index])
-    if len(chosen) < FEWEST:
-        return None
-    # Configurations outside the heat, such as compiled ones, are no alternative to it: they can be tried afterwards.
-    gain, single = float(better[chosen].max(axis=0).mean()), float(better[chosen].mean(axis=1).max())
-    # Rounds end when they gain less per second than the heat as a whole (the marginal value theorem: Charnov, "Optimal
-    # foraging", Theoretical Population Biology 9, 1976). A later heat decides what is left open.
-    per_s = max(terms.least_per_s, gain / (spent_s + terms.trial_s))
-    proposal = HeatProposal(side, tuple(entrants[i] for i in chosen), per_s, spent_s)
-    return Draft(proposal, gain, gain - single)
 
 
 def _switched(config: Config) -> dict[str, Value]:
@@ -439,8 +310,9 @@ class AutoSampler(Searcher):
         judge: returns a launch's score by the objective that chooses among those whose rate is within `within` of the
             fastest one's; ``None`` if the fastest wins.
         turn_s: minimum length of a turn in a heat, by side; there are no heats of a side that is missing.
-        enters: returns whether a configuration may take part in heats.
-        as_launched: see `Terms`.
+        enters: returns whether there would be time for what a configuration of a heat owes its user.
+        as_launched: returns whether a heat of this reference takes place in the process of the launches with which it
+            is compared.
     """
 
     def __init__(
@@ -556,7 +428,7 @@ class AutoSampler(Searcher):
         if not len(known.offers):
             return Look(None, 0.0, numbers)
         outlook = self._outlook(fitted, best, fits)
-        heat = self._heat(fitted, best, outlook, least)
+        heat = self._heat(fitted, best, outlook)
         if heat is not None and heat.gain > LEAST_GAIN:
             return Look(None, max(heat.gain, outlook.left), numbers, heat=heat)
         # Heats do not show whether a training meets what is required.
@@ -645,33 +517,127 @@ class AutoSampler(Searcher):
         """Seconds of a usual trial without compilation."""
         return self._known.costs.plain_s(self._known.space.baseline)
 
-    def _heat(self, fitted: Fitted, best: int, outlook: Outlook, least: float) -> Draft | None:
+    @property
+    def _least_per_s(self) -> float:
+        """What a second is worth: what the least worthwhile trials bring that the search would still run."""
+        return self._least / max(self._trial_s, 0.5)
+
+    def _heat(self, fitted: Fitted, best: int, outlook: Outlook) -> Draft | None:
         """Return the heat to run before the next trial, if one is worth its seconds."""
         known = self._known
         if self._turn_s is None or known.heats_in_a_row >= IN_A_ROW:
             return None
-        # A second is worth what the least worthwhile trials bring that the search would still run.
-        per_s = least / max(self._trial_s, 0.5)
-        terms = Terms(
-            turn_s=self._turn_s.get("device", 0.0),
-            left_s=HEAT_PART * (self._left_s() - self._trial_s),
-            least_per_s=per_s,
-            trial_s=self._trial_s,
-            seed=(self._seed, len(known.numbers), known.heats),
-            enters=self._enters,
-            as_launched=self._as_launched,
-        )
         # If the training waits for its loader, the loader comes first.
-        draft = None
+        draft, per_s = None, self._least_per_s
         if "loader" in self._turn_s:
-            draft = draft_loader(known, fitted, best, replace(terms, turn_s=self._turn_s["loader"]))
+            draft = self._draft_loader(fitted, best, self._turn_s["loader"])
         if "device" in self._turn_s and (draft is None or draft.more <= per_s * draft.proposal.seconds):
             beside = known.rates.seen[best].config if outlook.top is None else outlook.top
-            draft = draft_device(known, fitted, best, beside, terms)
+            draft = self._draft_device(fitted, best, beside, self._turn_s["device"])
         if draft is None:
             return None
-        trust = float(known.trust(draft.proposal.entrants, least).max())
+        trust = float(known.trust(draft.proposal.entrants, self._least).max())
         return draft if trust * draft.more > per_s * draft.proposal.seconds else None
+
+    def _draft_device(self, fitted: Fitted, best: int, beside: Config, turn_s: float) -> Draft | None:
+        """Return the most worthwhile heat of the device; ``None`` if there is nothing to compare.
+
+        Args:
+            best: index of the observation whose configuration is the reference.
+            beside: the entrants are judged in combination with the remaining knobs of this configuration, those of the
+                loader, which no heat of the device shows.
+        """
+        known = self._known
+        best_config = reference = known.rates.seen[best].config
+        if not self._as_launched(best_config):
+            reference, beside = known.space.in_heats(best_config), known.space.in_heats(beside)
+        is_known = key(reference) == key(best_config)
+        if mode_of(reference) in CUDAGRAPH_MODES or not (is_known or known.may_enter(reference, "device")):
+            return None
+        entrants, judged = [reference], [canonical({**beside, **_switched(reference)})]
+        for config in variants(known.space, reference):
+            combined = canonical({**beside, **_switched(config)})
+            legal = known.may_enter(config, "device") and known.space.refusal(combined) is None
+            if legal and self._enters(config):
+                entrants.append(config)
+                judged.append(combined)
+        if len(entrants) < FEWEST:
+            return None
+        pool = known.rates.pool(judged)
+        rng = np.random.default_rng([self._seed, len(known.numbers), known.heats])
+        # The part that no sum of effects captures, for configurations that no heat has shown. It is no reason to
+        # compile: what one configuration gains from compiling, most others gain as well.
+        unshown = ~fitted.shown(pool) & [mode_of(c) == "off" for c in entrants]
+        # The best so far is known from its trial.
+        unshown[0] &= not is_known
+        lack = LACK_SD * unshown[:, None] * rng.standard_normal((len(entrants), HEAT_DRAWS))
+        ahead, rates = fitted.differences(best, pool, HEAT_DRAWS, rng, lack)
+        steps_s = STEPS * pool.batches / np.exp(rates.mean(axis=1))
+        compile_s = [known.costs.compile_s(mode_of(c), "" if mode_of(c) == "off" else graph(c)) for c in entrants]
+        seconds = np.maximum(steps_s, STEPS / 2 * turn_s) + compile_s
+        guessed = [not known.costs.has_compiled(mode_of(c)) for c in entrants]
+        at_worst_s = seconds + (SLOW_COMPILE - 1.0) * np.where(guessed, compile_s, 0.0)
+        return self._drafted("device", entrants, ahead, seconds, at_worst_s)
+
+    def _draft_loader(self, fitted: Fitted, best: int, turn_s: float) -> Draft | None:
+        """Return the most worthwhile heat of the loader; ``None`` if there is nothing to compare, or the best
+        configuration so far hardly waits for it.
+
+        Args:
+            best: index of the observation whose configuration is the reference.
+        """
+        known = self._known
+        reference = known.rates.seen[best].config
+        others = [c for c in loaders(known.space, reference) if known.may_enter(c, "loader")]
+        if len(others) + 1 < FEWEST or fitted.sides is None or known.rates.seen[best].waits < WAITS:
+            return None
+        entrants = [reference, *others]
+        pool = known.rates.pool(entrants)
+        rng = np.random.default_rng([self._seed, len(known.numbers), known.heats])
+        ahead, _ = fitted.differences(best, pool, HEAT_DRAWS, rng)
+        # Each turn starts the workers, and waits for one batch from each.
+        rates_per_s = np.exp(fitted.loading(pool))
+        start_s = LOADER_START_S + WORKER_START_S * pool.workers
+        seconds = LOADER_TURNS * (start_s + np.maximum(1, pool.workers) * pool.batches / rates_per_s + turn_s)
+        return self._drafted("loader", entrants, ahead, seconds, seconds)
+
+    def _drafted(
+        self, side: Side, entrants: Sequence[Config], ahead: Array, seconds: Array, at_worst_s: Array
+    ) -> Draft | None:
+        """Return the heat of the reference and the most worthwhile entrants; ``None`` if there are too few.
+
+        Each is the one that adds most per second. The expected maximum is submodular, so this is near the best choice
+        (Nemhauser, Wolsey & Fisher, "An analysis of approximations for maximizing submodular set functions", Math.
+        Programming 14, 1978). A configuration that adds much less per second than the heat gains without it, counting
+        the trial that follows, waits for a later heat.
+
+        Args:
+            ahead: by how much each is faster than the best so far, in each draw, ``(N, S)``. seconds, at_worst_s: what
+                each takes, as expected and if its compilation is slow, ``(N,)``.
+        """
+        left_s, trial_s, least_per_s = HEAT_PART * (self._left_s() - self._trial_s), self._trial_s, self._least_per_s
+        better = np.maximum(0.0, ahead)
+        chosen, top = [0], better[0]
+        spent_s = self._known.costs.starts_s(entrants[0]) + float(seconds[0])
+        while len(chosen) < MOST:
+            rates = (np.maximum(better, top).mean(axis=1) - top.mean()) / seconds
+            rates[spent_s + at_worst_s > left_s] = 0.0
+            index = int(np.argmax(rates))
+            threshold = LATER * float(top.mean()) / (spent_s + trial_s)
+            if rates[index] <= max(least_per_s, threshold if len(chosen) >= FEWEST else 0.0):
+                break
+            chosen.append(index)
+            spent_s += float(seconds[index])
+            top = np.maximum(top, better[index])
+        if len(chosen) < FEWEST:
+            return None
+        # Configurations outside the heat, such as compiled ones, are no alternative to it: they can be tried later.
+        gain, single = float(better[chosen].max(axis=0).mean()), float(better[chosen].mean(axis=1).max())
+        # Rounds end when they gain less per second than the heat as a whole (the marginal value theorem: Charnov,
+        # "Optimal foraging", Theoretical Population Biology 9, 1976). A later heat decides what is left open.
+        per_s = max(least_per_s, gain / (spent_s + trial_s))
+        proposal = HeatProposal(side, tuple(entrants[i] for i in chosen), per_s, spent_s)
+        return Draft(proposal, gain, gain - single)
 
     def _outlook(self, fitted: Fitted, best: int, fits: Bools, *, refine: bool = False) -> Outlook:
         """Compute the prospects of everything on offer.
