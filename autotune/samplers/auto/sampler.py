@@ -103,97 +103,10 @@ def loaders(space: Space, reference: Config) -> list[dict[str, Value]]:
     return [config for config in others if space.refusal(config) is None]
 
 
-# Chooses a configuration by the worth of each that is on offer.
-
 #: A simpler configuration is tried instead if its worth is at least this fraction of the most worthwhile one's.
 _AS_WORTHY = 0.9
 #: Of configurations that are not known to fit, this many of the most worthwhile are considered.
 _RISKS = 32
-
-
-class Chooser:
-    """Chooses among the configurations on offer. Each choice comes with a few words on why.
-
-    Args:
-        acceptable: see `AutoSampler`.
-    """
-
-    def __init__(self, known: Knowledge, acceptable: Callable[[Config], bool]) -> None:
-        self._known = known
-        self._space = known.space
-        self._acceptable = acceptable
-
-    def first(self, worth: Array, gain: Array, least: float, fits: Bools, why: str) -> tuple[Config, str] | None:
-        """Return the most worthwhile configuration that may be tried, or one that must be tried before it.
-
-        Of several that are about as worthwhile the simplest is returned.
-
-        Args:
-            worth, gain: see `Outlook`. least: gains that differ by no more than this count as equal.
-        """
-        configs = self._known.offers.pool.configs
-        for i in np.argsort(-worth, kind="stable"):
-            if worth[i] < 0:
-                break
-            if not fits[i]:
-                stone = self._stepping_stone(configs[i]) if self._known.memory.may_fit(configs[i]) else None
-                if stone is not None:
-                    return stone, "to learn how memory grows with the batch"
-            elif self.allowed(i):
-                as_good = fits & (worth >= _AS_WORTHY * worth[i]) & (gain >= gain[i] - least)
-                order = sorted(
-                    np.flatnonzero(as_good), key=lambda j: simplicity(configs[j], self._space.baseline, None)
-                )
-                return configs[next((j for j in order if self.allowed(int(j))), i)], why
-        return None
-
-    def risk(self, worth: Array, centre: Config) -> tuple[Config, str] | None:
-        """Return a configuration to try if none certainly fits: the best at a smaller batch, which shows how memory
-        grows, or one that is expected to fit. Without this, a training near the memory limit would have nothing to
-        try."""
-        if not (worth > 0).any():
-            return None
-        stone = self._stepping_stone(centre)
-        if stone is not None:
-            return stone, "to learn how memory grows with the batch"
-        configs = self._known.offers.pool.configs
-        for i in np.argsort(-worth, kind="stable")[:_RISKS]:
-            if worth[i] > 0 and self.allowed(i) and self._known.memory.may_fit(configs[i]):
-                return configs[i], "expected to fit, but not sure to"
-        return None
-
-    def at_own_batch(self, config: Config) -> tuple[Config, str] | None:
-        """Return the best configuration with the user's own batch and workload knobs, if it has not been tried."""
-        user_values = {n: v for n, v in self._space.baseline.items() if n == "batch_size" or n.startswith("workload.")}
-        candidate = canonical({**config, **user_values})
-        return (candidate, "the best at your own batch") if self._may_try(candidate) else None
-
-    def anything(self) -> dict[str, Value]:
-        """Return any configuration that may be tried, for when none is known to be worthwhile."""
-        configs = [self._known.offers.pool.configs[i] for i in np.flatnonzero(self._known.offers.open)]
-        return dict(next((c for c in configs if self._may_try(c)), self._space.baseline))
-
-    def allowed(self, index: int) -> bool:
-        return self._acceptable(self._known.offers.pool.configs[index])
-
-    def _may_try(self, config: Config) -> bool:
-        return self._known.may_try(config) and self._acceptable(config)
-
-    def _stepping_stone(self, config: Config) -> Config | None:
-        """Return the same configuration at a smaller batch, or with the batch in more parts, from which its memory can
-        be predicted; ``None`` if there is none.
-
-        If no batch of this combination has been observed, this is the largest that certainly fits. One batch does not
-        determine a line, so the next smaller one follows.
-        """
-        if "batch_size" not in self._space.choices or "batch_size" not in config:
-            return None
-        if len(self._known.memory.batches(config)) > 1:
-            return None
-        candidates = [canonical({**config, n: v}) for n in AT_ONCE if n in config for v in self._space.rungs(n)]
-        smaller = [candidate for candidate in candidates if samples_at_once(candidate) < samples_at_once(config)]
-        ranked = sorted(smaller, key=samples_at_once, reverse=True)
-        return next((candidate for candidate in ranked if self._may_try(candidate)), None)
 
 
 # What the sampler concludes from the trials and heats so far.
@@ -383,7 +296,10 @@ class AutoSampler(Searcher):
     def propose(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Value]:
         proposal = self.look(study).proposal
         if proposal is None:
-            return self._chooser.anything()
+            # None is known to be worthwhile.
+            known = self._known
+            configs = (known.offers.pool.configs[i] for i in np.flatnonzero(known.offers.open))
+            return dict(next((c for c in configs if self._may_try(c)), self.space.baseline))
         study._storage.set_trial_system_attr(trial._trial_id, PREDICTED, proposal.predicted.model_dump())
         return dict(proposal.config)
 
@@ -401,10 +317,6 @@ class AutoSampler(Searcher):
                 self._looked = (state, self._look())
         return self._looked[1]
 
-    @property
-    def _chooser(self) -> Chooser:
-        return Chooser(self._known, self._acceptable)
-
     def _running(self, study: optuna.Study) -> Iterator[tuple[int, Config]]:
         """Yield the numbers and configurations of the trials that run, except one that is being proposed."""
         for frozen in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
@@ -413,7 +325,7 @@ class AutoSampler(Searcher):
                 yield frozen.number, config
 
     def _look(self) -> Look:
-        known, chooser = self._known, self._chooser
+        known = self._known
         known.offers.rule_out(known.lessons)
         if not known.right:
             return Look(None, math.inf, ())
@@ -442,17 +354,16 @@ class AutoSampler(Searcher):
         worth, why = outlook.worth, outlook.why
         if not enough or outlook.left > least:
             # Try this while there is time: the figure for the user's own batch size takes a trial of its own.
-            choice = (chooser.at_own_batch(centre) if outlook.local else None) or chooser.first(
-                worth, outlook.gain, least, fits, why
-            )
-            choice = self._soonest(choice or chooser.risk(worth, centre), fitted, fits)
+            choice = self._at_own_batch(centre) if outlook.local else None
+            choice = choice or self._first(worth, outlook.gain, fits, why) or self._risk(worth, centre)
+            choice = self._soonest(choice, fitted, fits)
             return Look(self._told(choice, fitted), outlook.left, numbers)
         # Nothing worthwhile is left except configurations not known to fit, and the best at the user's own batch.
         beyond = np.where(fits | (outlook.gain < least), -1.0, worth)
         choice = (
-            chooser.first(beyond, outlook.gain, least, fits, why)
-            or chooser.at_own_batch(centre)
-            or chooser.risk(beyond, centre)
+            self._first(beyond, outlook.gain, fits, why)
+            or self._at_own_batch(centre)
+            or self._risk(beyond, centre)
             or self._better_besides(fitted, ranking, fits)
         )
         if choice is not None:
@@ -499,7 +410,7 @@ class AutoSampler(Searcher):
         equals = [
             i
             for i in np.flatnonzero(offers.open & fits & ~offers.further & (mean >= chosen - self._least))
-            if device_part(offers.pool.configs[i]) == device_part(config) and self._chooser.allowed(int(i))
+            if device_part(offers.pool.configs[i]) == device_part(config) and self._allowed(int(i))
         ]
         own_s = next((seconds[i] for i in equals if offers.pool.configs[i] == config), math.inf)
         soonest = min(equals, key=lambda i: float(seconds[i]), default=None)
@@ -646,7 +557,7 @@ class AutoSampler(Searcher):
             refine: include values between and beyond those of the ladders, as is done near the end.
         """
         local = self._left_s() < LOCAL_PART * self._limit_s
-        known, offers, chooser = self._known, self._known.offers, self._chooser
+        known, offers = self._known, self._known.offers
         # The draws depend only on the trials and heats, whatever else happened.
         state = [self._seed, len(known.numbers), len(known.tried), *([known.heats] * bool(known.heats))]
         rng = np.random.default_rng(state)
@@ -678,7 +589,7 @@ class AutoSampler(Searcher):
             gain[shortlist], _ = fitted.gains(best, offers.pool[shortlist], CLOSER_DRAWS, rng)
             gain[shortlist] *= chances[shortlist]
         promising = shortlist[np.argsort(-gain[shortlist], kind="stable")]
-        first = next((i for i in promising if is_open[i] and fits[i] and chooser.allowed(i)), None)
+        first = next((i for i in promising if is_open[i] and fits[i] and self._allowed(i)), None)
         # Ending too early costs more than a trial too many.
         left_to_gain = 0.0 if first is None else float(gain[first] / math.sqrt(trust[first]))
         top = None if first is None else offers.pool.configs[first]
@@ -720,5 +631,72 @@ class AutoSampler(Searcher):
         gain = np.where(offers.open & fits, scores.gains(offers.pool.whole, top) * about_as_fast, 0.0)
         gain = gain if known.meeting is None else gain * known.meeting.chances(offers.pool.whole)
         order = np.argsort(-gain, kind="stable")
-        index = next((int(i) for i in order if gain[i] > LEAST_BESIDES and self._chooser.allowed(int(i))), None)
+        index = next((int(i) for i in order if gain[i] > LEAST_BESIDES and self._allowed(int(i))), None)
         return None if index is None else (offers.pool.configs[index], "about as fast, and better by the objective")
+
+    # The choice of a configuration on offer, with a few words on why.
+
+    def _first(self, worth: Array, gain: Array, fits: Bools, why: str) -> tuple[Config, str] | None:
+        """Return the most worthwhile configuration that may be tried, or one that must be tried before it.
+
+        Of several that are about as worthwhile the simplest is returned.
+
+        Args:
+            worth, gain: see `Outlook`.
+        """
+        configs = self._known.offers.pool.configs
+        for i in np.argsort(-worth, kind="stable"):
+            if worth[i] < 0:
+                break
+            if not fits[i]:
+                stone = self._stepping_stone(configs[i]) if self._known.memory.may_fit(configs[i]) else None
+                if stone is not None:
+                    return stone, "to learn how memory grows with the batch"
+            elif self._allowed(i):
+                as_good = fits & (worth >= _AS_WORTHY * worth[i]) & (gain >= gain[i] - self._least)
+                order = sorted(np.flatnonzero(as_good), key=lambda j: simplicity(configs[j], self.space.baseline, None))
+                return configs[next((j for j in order if self._allowed(int(j))), i)], why
+        return None
+
+    def _risk(self, worth: Array, centre: Config) -> tuple[Config, str] | None:
+        """Return a configuration to try if none certainly fits: the best at a smaller batch, which shows how memory
+        grows, or one that is expected to fit. Without this, a training near the memory limit would have nothing to
+        try."""
+        if not (worth > 0).any():
+            return None
+        stone = self._stepping_stone(centre)
+        if stone is not None:
+            return stone, "to learn how memory grows with the batch"
+        configs = self._known.offers.pool.configs
+        for i in np.argsort(-worth, kind="stable")[:_RISKS]:
+            if worth[i] > 0 and self._allowed(i) and self._known.memory.may_fit(configs[i]):
+                return configs[i], "expected to fit, but not sure to"
+        return None
+
+    def _at_own_batch(self, config: Config) -> tuple[Config, str] | None:
+        """Return the best configuration with the user's own batch and workload knobs, if it has not been tried."""
+        user_values = {n: v for n, v in self.space.baseline.items() if n == "batch_size" or n.startswith("workload.")}
+        candidate = canonical({**config, **user_values})
+        return (candidate, "the best at your own batch") if self._may_try(candidate) else None
+
+    def _allowed(self, index: int) -> bool:
+        return self._acceptable(self._known.offers.pool.configs[index])
+
+    def _may_try(self, config: Config) -> bool:
+        return self._known.may_try(config) and self._acceptable(config)
+
+    def _stepping_stone(self, config: Config) -> Config | None:
+        """Return the same configuration at a smaller batch, or with the batch in more parts, from which its memory can
+        be predicted; ``None`` if there is none.
+
+        If no batch of this combination has been observed, this is the largest that certainly fits. One batch does not
+        determine a line, so the next smaller one follows.
+        """
+        if "batch_size" not in self.space.choices or "batch_size" not in config:
+            return None
+        if len(self._known.memory.batches(config)) > 1:
+            return None
+        candidates = [canonical({**config, n: v}) for n in AT_ONCE if n in config for v in self.space.rungs(n)]
+        smaller = [candidate for candidate in candidates if samples_at_once(candidate) < samples_at_once(config)]
+        ranked = sorted(smaller, key=samples_at_once, reverse=True)
+        return next((candidate for candidate in ranked if self._may_try(candidate)), None)
