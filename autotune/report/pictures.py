@@ -90,12 +90,7 @@ def rate_by_batch(material: Material) -> Picture | None:
     Lines join configurations that differ only in batch size, and only these show a knee: otherwise another knob might
     be its cause. ``None`` if fewer than two batch sizes were measured.
     """
-    trials = [
-        _Seen(int(t.config[BATCH.name]), t.rate_per_s or 0.0, _without(t.config, BATCH.name), trial_peak_bytes(t))
-        for t in _complete(material.trials)
-        if BATCH.name in t.config
-    ]
-    device = _in_heats(material, "device", BATCH.name, (BATCH.name,))
+    trials, device = _in_trials(material, (BATCH.name,)), _in_heats(material, "device", (BATCH.name,))
     unit = unit_of(material.trials)
     sizes = sorted({point.x for point in (*trials, *device)})
     if len(sizes) < 2:
@@ -142,12 +137,7 @@ def rate_by_workers(material: Material) -> Picture | None:
 
     ``None`` if fewer than two numbers of workers were measured.
     """
-    trials = [
-        _Seen(int(t.config[WORKERS.name]), t.rate_per_s or 0.0, _without(t.config, *_LOADER))
-        for t in _complete(material.trials)
-        if WORKERS.name in t.config
-    ]
-    loader = _in_heats(material, "loader", WORKERS.name, _LOADER)
+    trials, loader = _in_trials(material, _LOADER), _in_heats(material, "loader", _LOADER)
     outcome = material.outcome
     ceiling = None
     if outcome is not None:
@@ -246,20 +236,26 @@ def course(material: Material) -> Picture | None:
     return Picture("The search as it went", about, chart, Grid(columns, tuple(rows)))
 
 
-def _complete(trials: Sequence[Trial]) -> list[Trial]:
-    return [t for t in trials if t.result.status is TrialStatus.COMPLETE and t.rate_per_s]
+def _in_trials(material: Material, names: Sequence[str]) -> list[_Seen]:
+    """Return the rates and peaks of complete trials at the values of a knob, the first of these; the others mean
+    nothing without it."""
+    return [
+        _Seen(int(t.config[names[0]]), t.rate_per_s, _without(t.config, *names), trial_peak_bytes(t))
+        for t in material.trials
+        if names[0] in t.config and t.result.status is TrialStatus.COMPLETE and t.rate_per_s
+    ]
 
 
-def _in_heats(material: Material, side: Side, name: str, without: Sequence[str]) -> list[_Seen]:
-    """Return the rates that the heats of a side measured at the values of a knob."""
+def _in_heats(material: Material, side: Side, names: Sequence[str]) -> list[_Seen]:
+    """Return the rates that the heats of a side measured at the values of a knob; see `_in_trials`."""
     seen = []
     for heat in (h for h in material.heats if h.heat.side == side):
         for entrant in heat.heat.entrants:
             turns = [turn for turn in entrant.turns if turn is not None]
             seconds = sum(turn.seconds for turn in turns)
-            if name in entrant.config and seconds > 0:
-                rest = f"heat {heat.number} {_without(entrant.config, *without)}"
-                seen.append(_Seen(int(entrant.config[name]), sum(turn.samples for turn in turns) / seconds, rest))
+            if names[0] in entrant.config and seconds > 0:
+                rest = f"heat {heat.number} {_without(entrant.config, *names)}"
+                seen.append(_Seen(int(entrant.config[names[0]]), sum(turn.samples for turn in turns) / seconds, rest))
     return seen
 
 
