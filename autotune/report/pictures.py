@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.base.records import Config, Finding, Outcome, Side, Standing, Trial, TrialStatus
+from autotune.base.records import Config, Finding, Outcome, Side, Standing, TrialStatus
 from autotune.knobs.batch_size import KNOB as BATCH
 from autotune.knobs.num_workers import KNOB as WORKERS
 from autotune.knobs.persistent_workers import KNOB as PERSISTENT
