@@ -72,7 +72,7 @@ from autotune.report.sentences import (
     knobs_line,
     label_of,
     ledger_line,
-    left_line,
+    left_text,
     limit_line,
     next_commands,
     predictions_line,
@@ -342,8 +342,10 @@ def report_on(material: Material) -> Document:
     baseline = outcome.baseline.config if outcome else next((t.config for t in material.trials), None)
     sections += [*heats(material.heats, baseline), *failures(material)]
     if outcome is not None:
-        left = left_line(outcome)
-        sections += [*([Section("Files left behind", paragraphs(left))] if left else []), *ledger(outcome)]
+        if outcome.left is not None:
+            left = left_text(outcome.left, outcome.own_folders)
+            sections.append(Section("Files left behind", paragraphs(left)))
+        sections += ledger(outcome)
     sections += [_asked(material), *machine(material)]
     typed = shlex.quote(material.typed)
     if outcome is None:

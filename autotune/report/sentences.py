@@ -353,11 +353,6 @@ def gain_words(gain: tuple[float, float, float]) -> str:
     return f"{ratio} ({interval})"
 
 
-def left_line(outcome: Outcome) -> str | None:
-    """Return a sentence on the files that a script's launches may have left in its folder, and how to prevent that."""
-    return None if outcome.left is None else left_text(outcome.left, outcome.own_folders)
-
-
 def left_text(left: LeftFiles, own_folders: Sequence[str]) -> str:
     """Return a sentence on files that a script's launches may have left.
 

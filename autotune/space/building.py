@@ -166,7 +166,16 @@ class Space:
                     f"{workers} workers and their queues would take {needed / 2**20:.0f} MiB of host memory, "
                     f"{self.memory_bytes / 2**20:.0f} MiB are free (containers: raise --memory)"
                 )
-        return self._descriptor_refusal(config, workers, batch)
+        # With PyTorch's sharing strategy file_descriptor, a tensor from a worker is an open file until it is freed. If
+        # one worker lags, all the batches prepared by the others wait in the training process.
+        tensors = self.batch_tensors + self.sample_tensors * batch
+        files = queued_batches(config) * tensors + OWN_DESCRIPTORS + WORKER_DESCRIPTORS * workers
+        if self.open_files is None or files <= self.open_files:
+            return None
+        return (
+            f"{workers} workers would hold {files} files open, one for each tensor in their queues, and "
+            f"{self.open_files} are allowed (raise `ulimit -n`)"
+        )
 
     @property
     def shm_sentence(self) -> str | None:
@@ -187,18 +196,6 @@ class Space:
     def _queued_bytes(self, config: Config) -> int:
         """Return the bytes of all batches in the workers' queues; 0 if the size of a sample is unknown."""
         return queued_batches(config) * int(config["batch_size"]) * (self.sample_bytes or 0)
-
-    def _descriptor_refusal(self, config: Config, workers: int, batch: int) -> str | None:
-        # With PyTorch's sharing strategy file_descriptor, a tensor from a worker is an open file until it is freed. If
-        # one worker lags, all the batches prepared by the others wait in the training process.
-        tensors = self.batch_tensors + self.sample_tensors * batch
-        needed = queued_batches(config) * tensors + OWN_DESCRIPTORS + WORKER_DESCRIPTORS * workers
-        if self.open_files is None or needed <= self.open_files:
-            return None
-        return (
-            f"{workers} workers would hold {needed} files open, one for each tensor in their queues, and "
-            f"{self.open_files} are allowed (raise `ulimit -n`)"
-        )
 
     def completed(self, config: Config) -> dict[str, Value]:
         """Adapt a configuration from another space: values that are missing, or not legal here, are taken from the
@@ -311,7 +308,11 @@ def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
     for name, offered in considered.items():
         wanted = (pinned[name],) if name in pinned else request.narrowed.get(name)
         stated = {repr(values[name]) for values in (request.fixed, request.baseline) if name in values}
-        choices[name] = _narrow(name, offered, wanted, stated, facts, request)
+        further = () if wanted or name not in KNOBS or name in request.told else KNOBS[name].further(facts)
+        choices[name] = tuple(
+            Choice(value, _refusal(name, value, facts, request, stated=repr(value) in stated), value in further)
+            for value in (sorted({*offered, *further}, key=int) if further else wanted or offered)
+        )
         # A sentence about the value that the user named is more useful than "no value left".
         if not any(c.refused is None for c in choices[name]):
             refused = choices[name][0]
@@ -358,19 +359,6 @@ def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
             f"no combination of the values left is possible here: {why}", advice="allow more with --set, or fix less."
         )
     return space
-
-
-def _narrow(
-    name: str,
-    offered: tuple[Value, ...],
-    wanted: tuple[Value, ...] | None,
-    stated: set[str],
-    facts: SiteFacts,
-    request: SpaceRequest,
-) -> tuple[Choice, ...]:
-    further = () if wanted or name not in KNOBS or name in request.told else KNOBS[name].further(facts)
-    values = sorted({*offered, *further}, key=int) if further else (wanted or offered)
-    return tuple(Choice(v, _refusal(name, v, facts, request, stated=repr(v) in stated), v in further) for v in values)
 
 
 def _considered(facts: SiteFacts, request: SpaceRequest) -> tuple[dict[str, tuple[Value, ...]], dict[str, str]]:

@@ -186,21 +186,14 @@ def read_trials(files: StudyFiles) -> list[Trial]:
 
 
 def read_heats(files: StudyFiles) -> list[StudyHeat]:
-    """Return the heats of a study in order; none if its database has been moved away.
-
-    Raises:
-        MachineError: the study's database cannot be read.
-    """
+    """Return the heats of a study in order; none if its database has been moved away. Raises as `read_trials`."""
     study = _open_to_read(files)
     return [] if study is None else heats_of(study)
 
 
 def read_choices(files: StudyFiles) -> dict[str, list[str]]:
-    """Return the values that a study may choose from, for each knob; empty before its first search.
-
-    Raises:
-        MachineError: the study's database cannot be read.
-    """
+    """Return the values that a study may choose from, for each knob; empty before its first search. Raises as
+    `read_trials`."""
     study = _open_to_read(files)
     choices: dict[str, list[str]] = {} if study is None else study.user_attrs.get(SPACE, {})
     return {name: values for name, values in choices.items() if name != BASELINE}

@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import optuna
+from numpy.typing import NDArray
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.base.records import ATTEMPTS, Config, Measurement, Side, StudyHeat, Trial, TrialStatus, Value
@@ -143,41 +144,32 @@ class _Group:
     def __init__(self, rates: RateModel, configs: Sequence[dict[str, Value]]) -> None:
         self.pool = rates.pool(configs)
         #: By compile mode, and the key of the graph in inductor's cache.
-        self._graphs = _Kinds(configs, lambda c: (mode_of(c), "" if mode_of(c) == "off" else graph(c)))
-        self._memories = _Kinds(configs, lambda config: (part(config), samples_at_once(config)))
+        self._graphs = _kinds(configs, lambda c: (mode_of(c), "" if mode_of(c) == "off" else graph(c)))
+        self._memories = _kinds(configs, lambda c: (part(c), samples_at_once(c)))
         self._table: Table | None = None
 
     def compile_s(self, costs: CostModel) -> Array:
-        seconds = np.array([costs.compile_s(mode, name) for mode, name in self._graphs.names], dtype=np.float64)
-        return seconds[self._graphs.which]
+        graphs, which = self._graphs
+        return np.array([costs.compile_s(mode, name) for mode, name in graphs], dtype=np.float64)[which]
 
     def fits(self, memory: MemoryModel) -> Bools:
+        memories, which = self._memories
         if self._table is None:
-            self._table = memory.table(self._memories.firsts)
-        return memory.fit(self._table)[self._memories.which]
+            self._table = memory.table(list(memories.values()))
+        return memory.fit(self._table)[which]
 
 
-class _Kinds(Generic[_Name]):
-    """Groups configurations that share a property, so that it is computed once per kind.
-
-    Args:
-        name: returns the name of a configuration's kind.
-
-    Attributes:
-        names: of the kinds. firsts: the first configuration of each. which: the index of each configuration's kind,
-            ``(N,)``.
-    """
-
-    def __init__(self, configs: Sequence[Config], name: Callable[[Config], _Name]) -> None:
-        numbers: dict[_Name, int] = {}
-        self.firsts: list[Config] = []
-        which = []
-        for config in configs:
-            which.append(numbers.setdefault(name(config), len(numbers)))
-            if which[-1] == len(self.firsts):
-                self.firsts.append(config)
-        self.names = list(numbers)
-        self.which = np.array(which, dtype=np.int64)
+def _kinds(configs: Sequence[Config], name: Callable[[Config], _Name]) -> tuple[dict[_Name, Config], NDArray[np.int64]]:
+    """Group configurations that share a property, so that it is computed once per kind: return the first configuration
+    of each kind, by the kind's name, and the index of each configuration's kind, ``(N,)``."""
+    firsts: dict[_Name, Config] = {}
+    numbers: dict[_Name, int] = {}
+    which = []
+    for config in configs:
+        kind = name(config)
+        firsts.setdefault(kind, config)
+        which.append(numbers.setdefault(kind, len(numbers)))
+    return firsts, np.array(which, dtype=np.int64)
 
 
 def neighbours(space: Space, config: Config) -> list[dict[str, Value]]:

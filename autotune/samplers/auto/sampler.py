@@ -107,10 +107,6 @@ def loaders(space: Space, reference: Config) -> list[dict[str, Value]]:
 _AS_WORTHY = 0.9
 #: Of configurations that are not known to fit, this many of the most worthwhile are considered.
 _RISKS = 32
-
-
-# What the sampler concludes from the trials and heats so far.
-
 #: Gains below this are reported as none.
 NOTHING = 5e-4
 
