@@ -500,11 +500,16 @@ def verdict_on(outcome: Outcome, trials: Sequence[Trial]) -> SearchVerdict:
         trains_line(check) if check is not None and not check.passed else None,
         holds_line(hold) if hold is not None and not hold.passed else None,
     )
+    baseline = key(outcome.baseline.config)
+    won, own_won = (
+        Won(one, label_of(one, trials), key(one.config) == baseline, one.speedup_ci95[0] > 1, consequence)
+        for one, consequence in ((best, changes), (own, unchanged))
+    )
     return SearchVerdict(
         nothing_faster=None if anything else NO_VERDICT if outcome.found is Finding.OPEN else NOTHING_FASTER,
         advice=advice,
-        best=_won(best, outcome, trials, changes),
-        own=_won(own, outcome, trials, unchanged),
+        best=won,
+        own=own_won,
         own_title=_own_title(outcome),
         likely=likely,
         tie=tie if anything else None,
@@ -536,16 +541,6 @@ def _own_title(outcome: Outcome) -> str:
             else "with the training as it is"
         )
     return f"at your own batch size ({baseline})"
-
-
-def _won(standing: Standing, outcome: Outcome, trials: Sequence[Trial], consequence: str) -> Won:
-    return Won(
-        standing=standing,
-        label=label_of(standing, trials),
-        is_baseline=key(standing.config) == key(outcome.baseline.config),
-        shown=standing.speedup_ci95[0] > 1,
-        consequence=consequence,
-    )
 
 
 def _what_changes(outcome: Outcome, trials: Sequence[Trial]) -> str:

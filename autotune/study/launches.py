@@ -486,7 +486,7 @@ class Launches:
         # values.
         is_placed = c.command is not None and "batch_size" in places(c.command.words)
         config: Config = {"batch_size": c.batch_size} if is_placed else {}
-        spec = self._spec(LaunchKind.PROBE, self.files.launch(launch), config, keeps=keep and self._may_keep)
+        spec = self.spec(LaunchKind.PROBE, self.files.launch(launch), config, keeps=keep and self._may_keep)
         result = self.running.alone("looking at the workload", once(spec))
         start_s = sum(result.phase_s.get(phase, 0.0) for phase in (Phase.LOAD, Phase.BUILD, Phase.COMPILE))
         step_s = 0.0 if result.probe is None else result.probe.step_s or 0.0
@@ -510,23 +510,6 @@ class Launches:
     def follow(self) -> bool:
         """Whether launches may take place in the script that the probe has started, which is still running."""
         return self.running.lanes.keeps
-
-    def trial_spec(
-        self,
-        number: int,
-        config: Config,
-        *,
-        repeats: int | None,
-        prune_below_per_s: float,
-        prune_clock_mhz: float | None = None,
-        per_batch: tuple[float, float] | None = None,
-        limit_s: float | None,
-        follows: bool = False,
-    ) -> TrialSpec:
-        """Return the spec of trial ``number``, which takes at most ``limit_s`` seconds if given."""
-        changes = {"prune_below_per_s": prune_below_per_s, "prune_clock_mhz": prune_clock_mhz, "per_batch": per_batch}
-        trial = {"number": number, "repeats": repeats, "plan": self.plan.model_copy(update=changes), "follows": follows}
-        return self._spec(LaunchKind.MEASURE, self.files.trial(number), config, limit_s, **trial)
 
     def heat(
         self, name: str, title: str, entrants: Sequence[Config], *, limit_s: float | None = None
@@ -596,7 +579,7 @@ class Launches:
         if left_s is not None and left_s <= 0:
             return too_late
         files = self.files.launch(launch)
-        result = yield self._spec(LaunchKind.HEAT, files, plan.entrants[0], left_s, heat=plan, follows=follows)
+        result = yield self.spec(LaunchKind.HEAT, files, plan.entrants[0], left_s, heat=plan, follows=follows)
         # No entrant is to blame for the time that all of them took together.
         is_overdue = left_s is not None and result.status is TrialStatus.TIMEOUT and result.wall_s >= left_s
         return too_late.model_copy(update={"wall_s": result.wall_s}) if is_overdue else result
@@ -636,7 +619,7 @@ class Launches:
         if earlier is not None:
             return earlier
         plans = {"plan": plan or self.plan, "check": check, "hold": hold, "data": data or self.conditions.data}
-        spec = self._spec(kind, self.files.launch(launch), config, limit_s, exchanges=exchanges, **plans)
+        spec = self.spec(kind, self.files.launch(launch), config, limit_s, exchanges=exchanges, **plans)
         disturbed: TrialResult | None = None
         for _ in range(attempts):
             result = self.running.alone(title, once(spec))
@@ -662,7 +645,7 @@ class Launches:
         then, now = (None if plan is None else plan.timeless for plan in (spec.heat, heat))
         return result if key(spec.config) == key(config) and then == now else None
 
-    def _spec(
+    def spec(
         self, kind: LaunchKind, files: LaunchFiles, config: Config, limit_s: float | None = None, **changes: object
     ) -> TrialSpec:
         """Return the spec of a launch, which takes at most ``limit_s`` seconds if given."""

@@ -17,6 +17,7 @@ from autotune.base.records import (
     Config,
     Failure,
     Heat,
+    LaunchKind,
     Measurement,
     Phase,
     Side,
@@ -393,14 +394,15 @@ class StudyLoop:
         below_per_s, clock_mhz = (
             rate_to_beat(self.space, rivals, config, self.noise) if self._prune and not whole else _ANY
         )
-        spec = self._launches.trial_spec(
-            number,
+        pruning = {"prune_below_per_s": below_per_s, "prune_clock_mhz": clock_mhz, "per_batch": self._per_batch(config)}
+        spec = self._launches.spec(
+            LaunchKind.MEASURE,
+            self._launches.files.trial(number),
             config,
+            self._agenda.limit_s(config),
+            number=number,
             repeats=repeats,
-            prune_below_per_s=below_per_s,
-            prune_clock_mhz=clock_mhz,
-            per_batch=self._per_batch(config),
-            limit_s=self._agenda.limit_s(config),
+            plan=self._launches.plan.model_copy(update=pruning),
             follows=self._follows(config),
         )
 
