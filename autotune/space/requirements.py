@@ -90,10 +90,6 @@ class Requirements:
         excesses = [each.excess(measurements, self.goal) for each in self.every]
         return max((math.inf if each is None else each for each in excesses), default=0.0)
 
-    def excess_of(self, measurement: Measurement) -> float:
-        """Return `excess` for one launch."""
-        return self.excess([measurement])
-
     def allow(self, trial: Trial) -> bool:
         """Return whether a trial meets all requirements by its own launch, as far as that was measured."""
         measurement = trial.result.measurement

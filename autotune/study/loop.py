@@ -170,7 +170,7 @@ class StudyLoop:
                 noise_sd=lambda: self.noise.sd,
                 splits=prune,
                 experience=self._experience,
-                excess=self._required.excess_of if self._required else None,
+                excess=(lambda measurement: required.excess([measurement])) if required else None,
                 judge=(lambda measurement: scorer.known(measurement) or 0.0) if rate_within else None,
                 within=rate_within,
                 # Heats show rates, which decide no other objective.
@@ -424,7 +424,7 @@ class StudyLoop:
         measurement = trial.result.measurement
         if trial.result.status is TrialStatus.COMPLETE and measurement is not None:
             trial = self._scored(trial, measurement)
-        stored = self.history.record(trial, 0.0 if measurement is None else self._required.excess_of(measurement))
+        stored = self.history.record(trial, 0.0 if measurement is None else self._required.excess([measurement]))
         lessons, first = self._experience.lessons, self.baseline is None
         closes = trial.result.cannot_compile and not lessons.cannot_compile
         refused = trial.result.refuses
