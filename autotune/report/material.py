@@ -48,10 +48,8 @@ class Material:
     """A study as read from its folder.
 
     Attributes:
-        name: the study's name.
         typed: the study as a command-line argument, relative to the reader's current folder.
         folder: the reader's current folder, absolute.
-        trials: the trials in the study's database, in order.
         outcome: ``None`` while the search is not finished.
         launches: the launches whose folders can be read, with their windows and steps.
         profile: ``None`` if there is no readable profile.

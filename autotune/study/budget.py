@@ -163,13 +163,8 @@ class Budget:
 
 
 class Reservation(Record):
-    """The job for which a folder is kept.
-
-    Attributes:
-        job: the job's number.
-        mark: mark of the study that the job will make.
-        daemon: the daemon's state folder.
-    """
+    """The job for which a folder is kept: its number, the mark of the study that it will make, and the state folder of
+    its daemon."""
 
     job: int
     mark: str

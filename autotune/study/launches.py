@@ -514,11 +514,8 @@ class Launches:
     def heat(
         self, name: str, title: str, entrants: Sequence[Config], *, limit_s: float | None = None
     ) -> tuple[Heat, float]:
-        """Compare configurations in a heat while nothing else runs; return the heat, and the seconds of its launches.
-
-        Args:
-            name, entrants, limit_s: see `heat_launches`.
-        """
+        """Compare configurations in a heat (see `heat_launches`) while nothing else runs; return the heat, and the
+        seconds of its launches."""
         return self.running.alone(title, self.heat_launches(name, entrants, limit_s=limit_s))
 
     def heat_launches(
@@ -601,7 +598,6 @@ class Launches:
         hold: HoldPlan | None = None,
         data: DataRef | None = None,
         exchanges: bool = True,
-        attempts: int = ATTEMPTS,
         limit_s: float | None = None,
     ) -> TrialResult:
         """Run a launch outside the search, or return its result if an earlier run of the study completed it.
@@ -612,7 +608,6 @@ class Launches:
             launch: name of the launch, unique in the study, and the same on a resume.
             data: data to use instead of the study's.
             exchanges: see `TrialSpec`.
-            attempts: maximum number of attempts.
             limit_s: time limit of each attempt.
         """
         earlier = self.finished(launch, config)
@@ -621,7 +616,7 @@ class Launches:
         plans = {"plan": plan or self.plan, "check": check, "hold": hold, "data": data or self.conditions.data}
         spec = self.spec(kind, self.files.launch(launch), config, limit_s, exchanges=exchanges, **plans)
         disturbed: TrialResult | None = None
-        for _ in range(attempts):
+        for _ in range(ATTEMPTS):
             result = self.running.alone(title, once(spec))
             if not result.transient or self.running.should_stop():
                 break
