@@ -166,12 +166,16 @@ class HeatProposal:
         least_per_s: what a second is worth elsewhere in the search: the improvement it brings, in natural logarithms of
             the objective.
         seconds: expected duration of the heat.
+        gain: expected improvement of the best entrant over the best so far, in natural logarithms. more: by how much
+            that exceeds the expected improvement of the single most promising entrant.
     """
 
     side: Side
     entrants: tuple[Config, ...]
     least_per_s: float
     seconds: float
+    gain: float
+    more: float
 
 
 class Searcher(BaseSampler):

@@ -53,21 +53,6 @@ LOADER_TURNS, LOADER_START_S, WORKER_START_S = 2.0, 0.2, 0.05
 _VARIANTS = 4096
 
 
-@dataclass(frozen=True)
-class Draft:
-    """A heat that could be run.
-
-    Attributes:
-        proposal: the entrants.
-        gain: expected improvement of the best entrant over the best so far, in natural logarithms. more: by how much
-            that exceeds the expected improvement of the single most promising entrant.
-    """
-
-    proposal: HeatProposal
-    gain: float
-    more: float
-
-
 def _switched(config: Config) -> dict[str, Value]:
     """Return the part of a configuration that a running training can be switched to."""
     return {n: v for n, v in config.items() if n in KNOBS and KNOBS[n].switchable}
@@ -134,7 +119,7 @@ class Look:
     left_to_gain: float
     ranking: tuple[int, ...]
     reason_to_end: str | None = None
-    heat: Draft | None = None
+    heat: HeatProposal | None = None
 
 
 @dataclass(frozen=True)
@@ -280,8 +265,7 @@ class AutoSampler(Searcher):
         return self.look(study).ranking
 
     def heat(self, study: optuna.Study) -> HeatProposal | None:
-        draft = self.look(study).heat
-        return None if draft is None else draft.proposal
+        return self.look(study).heat
 
     def reason_to_end(self, study: optuna.Study) -> str | None:
         look = self.look(study)
@@ -429,7 +413,7 @@ class AutoSampler(Searcher):
         """What a second is worth: what the least worthwhile trials bring that the search would still run."""
         return self._least / max(self._trial_s, 0.5)
 
-    def _heat(self, fitted: Fitted, best: int, outlook: Outlook) -> Draft | None:
+    def _heat(self, fitted: Fitted, best: int, outlook: Outlook) -> HeatProposal | None:
         """Return the heat to run before the next trial, if one is worth its seconds."""
         known = self._known
         if self._turn_s is None or known.heats_in_a_row >= IN_A_ROW:
@@ -438,15 +422,15 @@ class AutoSampler(Searcher):
         draft, per_s = None, self._least_per_s
         if "loader" in self._turn_s:
             draft = self._draft_loader(fitted, best, self._turn_s["loader"])
-        if "device" in self._turn_s and (draft is None or draft.more <= per_s * draft.proposal.seconds):
+        if "device" in self._turn_s and (draft is None or draft.more <= per_s * draft.seconds):
             beside = known.rates.seen[best].config if outlook.top is None else outlook.top
             draft = self._draft_device(fitted, best, beside, self._turn_s["device"])
         if draft is None:
             return None
-        trust = float(known.trust(draft.proposal.entrants, self._least).max())
-        return draft if trust * draft.more > per_s * draft.proposal.seconds else None
+        trust = float(known.trust(draft.entrants, self._least).max())
+        return draft if trust * draft.more > per_s * draft.seconds else None
 
-    def _draft_device(self, fitted: Fitted, best: int, beside: Config, turn_s: float) -> Draft | None:
+    def _draft_device(self, fitted: Fitted, best: int, beside: Config, turn_s: float) -> HeatProposal | None:
         """Return the most worthwhile heat of the device; ``None`` if there is nothing to compare.
 
         Args:
@@ -486,7 +470,7 @@ class AutoSampler(Searcher):
         at_worst_s = seconds + (SLOW_COMPILE - 1.0) * np.where(guessed, compile_s, 0.0)
         return self._drafted("device", entrants, ahead, seconds, at_worst_s)
 
-    def _draft_loader(self, fitted: Fitted, best: int, turn_s: float) -> Draft | None:
+    def _draft_loader(self, fitted: Fitted, best: int, turn_s: float) -> HeatProposal | None:
         """Return the most worthwhile heat of the loader; ``None`` if there is nothing to compare, or the best
         configuration so far hardly waits for it.
 
@@ -510,7 +494,7 @@ class AutoSampler(Searcher):
 
     def _drafted(
         self, side: Side, entrants: Sequence[Config], ahead: Array, seconds: Array, at_worst_s: Array
-    ) -> Draft | None:
+    ) -> HeatProposal | None:
         """Return the heat of the reference and the most worthwhile entrants; ``None`` if there are too few.
 
         Each is the one that adds most per second. The expected maximum is submodular, so this is near the best choice
@@ -543,8 +527,7 @@ class AutoSampler(Searcher):
         # Rounds end when they gain less per second than the heat as a whole (the marginal value theorem: Charnov,
         # "Optimal foraging", Theoretical Population Biology 9, 1976). A later heat decides what is left open.
         per_s = max(least_per_s, gain / (spent_s + trial_s))
-        proposal = HeatProposal(side, tuple(entrants[i] for i in chosen), per_s, spent_s)
-        return Draft(proposal, gain, gain - single)
+        return HeatProposal(side, tuple(entrants[i] for i in chosen), per_s, spent_s, gain, gain - single)
 
     def _outlook(self, fitted: Fitted, best: int, fits: Bools, *, refine: bool = False) -> Outlook:
         """Compute the prospects of everything on offer.
