@@ -138,10 +138,6 @@ class Outlook:
     top: Config | None
     local: bool
 
-    @property
-    def why(self) -> str:
-        return "near the best" if self.local else "expected gain"
-
 
 # `--sampler auto`: an Optuna sampler with a built-in model of training.
 #
@@ -331,7 +327,7 @@ class AutoSampler(Searcher):
             # Before giving up, check whether the models are sure only because their priors are too narrow.
             fitted = known.rates.fit(noise_sd, doubt=DOUBT)
             outlook = self._outlook(fitted, best, fits, refine=True)
-        worth, why = outlook.worth, outlook.why
+        worth, why = outlook.worth, "near the best" if outlook.local else "expected gain"
         if not enough or outlook.left > least:
             # Try this while there is time: the figure for the user's own batch size takes a trial of its own.
             choice = self._at_own_batch(centre) if outlook.local else None
