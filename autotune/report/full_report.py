@@ -170,8 +170,7 @@ class StudyAnswer:
     """The answer of a study.
 
     Attributes:
-        headline: one sentence.
-        more: sentences that go with it: reasons, and advice if nothing is promised.
+        more: sentences that go with the headline: reasons, and advice if nothing is promised.
         rows: what to know about the winner, as rows of a name and a text, the most important first.
         shell: the command that trains with the profile, or goes on. python: the lines that do so in the user's own
             training loop; empty if that is a script, which stays as it is, or if there is nothing to apply.

@@ -129,10 +129,8 @@ class StudyRow:
 
     Attributes:
         state: ``done``, ``failed``, ``unfinished``, … as chosen by the caller.
-        trials: the number of trials that have ended.
         best_speedup: the winner's speedup over the baseline; ``None`` if the search is not finished.
         created: ISO 8601.
-        path: the study's folder.
     """
 
     name: str

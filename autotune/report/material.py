@@ -54,9 +54,7 @@ class Material:
         launches: the launches whose folders can be read, with their windows and steps.
         profile: ``None`` if there is no readable profile.
         spent_s: the used part of the budget; ``None`` if unknown.
-        failure: the error that ended the last run, if any.
         choices: the values of each knob, written as on the command line.
-        heats: the heats of the search, in order.
     """
 
     name: str

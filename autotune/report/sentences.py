@@ -425,14 +425,8 @@ SAME_MATHS = "Epochs, updates and learning rate stay as they are."
 
 @dataclass(frozen=True)
 class Won:
-    """A winning configuration, overall or at the user's batch size.
-
-    Attributes:
-        label: the label of its trial.
-        is_baseline: whether it is the baseline itself.
-        shown: whether it was shown to be faster than the baseline.
-        consequence: how it changes the training, in sentences.
-    """
+    """A winning configuration, overall or at the user's batch size, and whether it was shown to be faster than the
+    baseline. The consequence is how it changes the training, in sentences."""
 
     standing: Standing
     label: str

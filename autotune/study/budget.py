@@ -40,11 +40,8 @@ SAVE_EVERY_S = 5.0
 
 
 def search_share(limit_s: float, trial_s: float) -> float:
-    """Return the fraction of a budget that searching may take so that the rest suffices for the proof.
-
-    Args:
-        trial_s: duration of a usual trial.
-    """
+    """Return the fraction of a budget that searching may take so that the rest suffices for the proof, where a usual
+    trial takes ``trial_s``."""
     return max(SEARCH_SHARE, 1 - max(PROOF_PART, PROOF_TRIALS * trial_s / limit_s))
 
 

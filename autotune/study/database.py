@@ -56,7 +56,6 @@ class Patience:
     Launches that are running meanwhile continue, and their results are in their folders.
 
     Attributes:
-        address: address of the database.
         budget: budget of the search; ``None`` if nothing is counted.
         says: receives one sentence when the waiting begins.
         stop: returns the number of a signal that ends the waiting, or ``None``.

@@ -50,9 +50,6 @@ def rate_to_beat(
     than that is really slower. Configurations with the user's own batch size are reported separately, so they are
     compared with the best of their own kind. The baseline is never stopped: every comparison needs it, also if it is
     measured late.
-
-    Args:
-        noise: noise of one launch.
     """
     if key(config) == key(space.baseline):
         return 0.0, None
