@@ -279,6 +279,16 @@ class Rest:
         return self.mean[index], self.sd[index]
 
 
+def _log_rates(rows: Array, effects: Array, shown: Sequence[Shown], parts: Sequence[str]) -> Array:
+    """Return the logarithmic rates by one model in draws of its effects ``(F, S)``, ``(N, S)``."""
+    rates: Array = rows @ effects + corrections(shown, effects, parts)
+    return rates
+
+
+def _mean(rows: Array, fit: Fit, shown: Sequence[Shown], parts: Sequence[str]) -> Array:
+    return _log_rates(rows, fit.mean[:, None], shown, parts)[:, 0]
+
+
 @dataclass(frozen=True)
 class Sides:
     """The bottleneck model after the data."""
@@ -289,15 +299,13 @@ class Sides:
     shown: Sequence[Shown] = ()
     shown_loader: Sequence[Shown] = ()
 
+    def computing(self, pool: Pool) -> Array:
+        """Return the expected logarithmic rates of the device alone, ``(N,)``."""
+        return _mean(pool.device, self.device, self.shown, pool.parts)
 
-def _log_rates(rows: Array, effects: Array, shown: Sequence[Shown], parts: Sequence[str]) -> Array:
-    """Return the logarithmic rates by one model in draws of its effects ``(F, S)``, ``(N, S)``."""
-    rates: Array = rows @ effects + corrections(shown, effects, parts)
-    return rates
-
-
-def _mean(rows: Array, fit: Fit, shown: Sequence[Shown], parts: Sequence[str]) -> Array:
-    return _log_rates(rows, fit.mean[:, None], shown, parts)[:, 0]
+    def loading(self, pool: Pool) -> Array:
+        """Return the expected logarithmic rates of the loader alone, ``(N,)``."""
+        return _mean(pool.loader, self.loader, self.shown_loader, pool.loaders)
 
 
 @dataclass(frozen=True)
@@ -328,28 +336,8 @@ class Fitted:
         rates = self.mean(pool)
         if self.sides is None:
             return [Observation(config, float(rate)) for config, rate in zip(pool.configs, rates, strict=True)]
-        rows = zip(pool.configs, rates, self.computing(pool), self.loading(pool), strict=True)
+        rows = zip(pool.configs, rates, self.sides.computing(pool), self.sides.loading(pool), strict=True)
         return [Observation(config, *map(float, figures)) for config, *figures in rows]
-
-    def computing(self, pool: Pool) -> Array:
-        """Return the expected logarithmic rates of the device alone, ``(N,)``.
-
-        Raises:
-            ValueError: no trial measured the sides separately.
-        """
-        if self.sides is None:
-            raise ValueError("nothing is known of the device alone")
-        return _mean(pool.device, self.sides.device, self.sides.shown, pool.parts)
-
-    def loading(self, pool: Pool) -> Array:
-        """Return the expected logarithmic rates of the loader alone, ``(N,)``.
-
-        Raises:
-            ValueError: no trial measured the sides separately.
-        """
-        if self.sides is None:
-            raise ValueError("nothing is known of the loader alone")
-        return _mean(pool.loader, self.sides.loader, self.sides.shown_loader, pool.loaders)
 
     def drawn(self, draws: int, rng: np.random.Generator) -> Callable[..., Array]:
         """Draw effects from each model in proportion to the belief in it.
@@ -395,8 +383,8 @@ class Fitted:
         if self.sides is None or self.belief == 0:
             return plain
         sides = self.sides
-        device = self.computing(pool)
-        together = combined(device, self.loading(pool), pool.overlaps)
+        device = sides.computing(pool)
+        together = combined(device, sides.loading(pool), pool.overlaps)
         together += sides.rest.of_rows(pool.workers > 0)[0]
         # See `drawn`: without workers, the times of the two sides add up to the whole.
         belief = np.where(pool.workers > 0, self.belief, 1.0)

@@ -483,7 +483,7 @@ class AutoSampler(Searcher):
         rng = np.random.default_rng([self._seed, len(known.numbers), known.heats])
         ahead, _ = fitted.differences(best, pool, HEAT_DRAWS, rng)
         # Each turn starts the workers, and waits for one batch from each.
-        rates_per_s = np.exp(fitted.loading(pool))
+        rates_per_s = np.exp(fitted.sides.loading(pool))
         start_s = LOADER_START_S + WORKER_START_S * pool.workers
         seconds = LOADER_TURNS * (start_s + np.maximum(1, pool.workers) * pool.batches / rates_per_s + turn_s)
         return self._drafted("loader", entrants, ahead, seconds, seconds)
