@@ -423,10 +423,15 @@ class CostModel:
 
     def plain_s(self, config: Config, rate_per_s: float | None = None) -> float:
         """Return the approximate duration of a trial without compiling; see `expected_s`."""
-        fixed_s, _ = self.line
-        step_s = self.usual_step_s if rate_per_s is None else int(config["batch_size"]) / rate_per_s
+        fixed_s, steps = self.line
+        if rate_per_s is None:
+            step_s = median([step_s for _, step_s in self._plain] or [0.0])
+        else:
+            step_s = int(config["batch_size"]) / rate_per_s
         fixed_s = max(0.0, fixed_s - self.startup_s + self.starts_s(config))
-        return fixed_s + self.steps_of(config) * step_s + self.queue_s(config)
+        # A script that trains already takes fewer.
+        steps = max(0.0, steps - UNSEEN_STEPS) if self.follows(config) else steps
+        return fixed_s + steps * step_s + self.queue_s(config)
 
     def queue_s(self, config: Config) -> float:
         """Return how long it takes to empty the loader's queue, and to give its memory back: of a full queue, or of
@@ -440,11 +445,6 @@ class CostModel:
             first_s = self._first_step_s + self._compile_s.get(mode, 0.0 if mode == "off" else math.inf)
             samples = min(samples, workers * made_per_s * first_s)
         return samples * self._sample_bytes / EMPTIED_BYTES_PER_S
-
-    def steps_of(self, config: Config) -> float:
-        """Return how many steps a trial takes beside its fixed seconds: fewer in a script that trains already."""
-        _, steps = self.line
-        return max(0.0, steps - UNSEEN_STEPS) if self.follows(config) else steps
 
     def starts_s(self, config: Config) -> float:
         """Return how long a launch takes until its first step."""
@@ -469,10 +469,6 @@ class CostModel:
     def has_compiled(self, mode: str) -> bool:
         """Return whether the compile time in the mode is known from a compilation rather than guessed."""
         return mode == "off" or mode in self._compile_s
-
-    @property
-    def usual_step_s(self) -> float:
-        return median([step_s for _, step_s in self._plain] or [0.0])
 
     @property
     def line(self) -> tuple[float, float]:

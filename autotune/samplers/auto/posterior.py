@@ -120,14 +120,9 @@ class Offers:
         Args:
             rates_per_s: expected rate of each, ``(N,)``; ``None`` to assume the step time of the median trial.
         """
-        fixed_s, _ = costs.line
-        steps = np.array([costs.steps_of(config) for config in self.pool.configs])
-        steps_s = np.full(len(self), costs.usual_step_s) if rates_per_s is None else self.pool.batches / rates_per_s
-        starts_s = np.array([costs.starts_s(config) for config in self.pool.configs])
-        fixed_each_s: Array = np.maximum(0.0, fixed_s - costs.startup_s + starts_s)
-        queues_s = np.array([costs.queue_s(config) for config in self.pool.configs])
-        total_s: Array = fixed_each_s + steps * steps_s + queues_s + self.compile_s(costs)
-        return np.maximum(total_s, 0.5)
+        rates = [None] * len(self) if rates_per_s is None else rates_per_s.tolist()
+        plain_s = [costs.plain_s(config, rate) for config, rate in zip(self.pool.configs, rates, strict=True)]
+        return np.maximum(np.array(plain_s) + self.compile_s(costs), 0.5)
 
     def compile_s(self, costs: CostModel) -> Array:
         """Return the seconds of each trial that are for compiling, shape ``(N,)``; infinite beyond the limit."""
