@@ -10,7 +10,7 @@ from statistics import median
 from typing import TypeVar
 
 from autotune.base.layout import COLD
-from autotune.base.records import Config, LaunchKind, Measurement, Surroundings, TrialResult, TrialStatus
+from autotune.base.records import Config, LaunchKind, Measurement, Outcome, Surroundings, TrialResult, TrialStatus
 from autotune.knobs import spell
 from autotune.knobs.compile_mode import phase_text
 from autotune.machine.gpu import LASTING_SLOWDOWN, SLOWDOWNS
@@ -45,6 +45,7 @@ def machine(material: Material) -> list[Section]:
     surroundings = [w.around for _, m in measured for w in m.windows if w.around is not None]
     retries = {x.name: m.alloc_retries for x, m in measured if m.alloc_retries is not None}
     retried = [f"{n:,} in {name}" for name, n in retries.items() if n]
+    energy, spread = _energy_and_spread(material.outcome, measured)
     waited_s = [x.result.waited_s for x in material.launches if x.result.waited_s >= 0.1]
     waited = f"{seconds_text(sum(waited_s))}, before {count(len(waited_s), 'launch', 'launches')}"
     rows = (
@@ -53,14 +54,14 @@ def machine(material: Material) -> list[Section]:
         ("clocks held down", _held_down(surroundings)),
         ("temperature", _range((a.temperature_c for a in surroundings), "°C")),
         ("power", _range((a.power_w for a in surroundings), "W")),
-        ("energy", _energy(material, measured)),
+        ("energy", energy),
         ("others on the card", _range((a.foreign_processes for a in surroundings), "processes")),
         ("SMs used by others, kept windows", _range((a.foreign_sm_percent for a in surroundings), "%")),
         ("CPU used by others, kept windows", _range((a.foreign_cores for a in surroundings), "cores", digits=2)),
         ("CPU left idle, kept windows", _range((a.idle_cores for a in surroundings), "cores", digits=2)),
         ("alloc retries", (_first(retried) if retried else "none") if retries else None),
         ("waiting for quiet", waited if waited_s else None),
-        ("launches differ", _spread(material, measured)),
+        ("launches differ", spread),
     )
     conditions = facts(*rows)
     if not conditions:
@@ -129,44 +130,34 @@ def _held_down(around: Sequence[Surroundings]) -> str | None:
     return listed(parts) or "never"
 
 
-def _energy(material: Material, measured: _Measured) -> str | None:
-    outcome = material.outcome
+def _energy_and_spread(outcome: Outcome | None, measured: _Measured) -> tuple[str | None, str | None]:
+    """Return the energy of a sample, for the baseline and the winner, and the slowest and the fastest launch of each:
+    the noise between launches."""
     if outcome is None:
-        return None
-    parts = []
+        return None, None
+    energies: list[str] = []
+    spreads: dict[str, str] = {}
     for name, standing in (("the baseline", outcome.baseline), ("the winner", outcome.best)):
-        measurements = [m for x, m in measured if _measures(x, standing.config) and m.energy_j is not None]
-        samples = sum(w.samples for m in measurements for w in m.windows)
+        config = key(standing.config)
+        complete = [(x.spec, m) for x, m in measured if x.result.status is TrialStatus.COMPLETE]
+        # A launch with an empty cache measured something else.
+        usual = [(s, m) for s, m in complete if s.kind is LaunchKind.MEASURE and not s.launch.startswith(f"{COLD}-")]
+        launches = [m for s, m in usual if key(s.config) == config]
+        metered = [m for m in launches if m.energy_j is not None]
+        samples = sum(w.samples for m in metered for w in m.windows)
         if samples:
-            parts.append(f"{name} {sum(m.energy_j or 0.0 for m in measurements) / samples:.3g} J a sample")
-    return ", ".join(dict.fromkeys(parts)) or None
-
-
-def _spread(material: Material, measured: _Measured) -> str | None:
-    """Return the slowest and the fastest launch of the baseline and of the winner: the noise between launches."""
-    outcome = material.outcome
-    if outcome is None:
-        return None
-    parts: dict[str, str] = {}
-    for name, standing in (("the baseline", outcome.baseline), ("the winner", outcome.best)):
-        rates = [m.samples_per_s for x, m in measured if _measures(x, standing.config)]
+            joules = sum(m.energy_j or 0.0 for m in metered) / samples
+            energies.append(f"{name} {joules:.3g} J a sample")
+        rates = [m.samples_per_s for m in launches]
         if len(rates) > 1:
-            low, high = rate_text(min(rates)), rate_text(max(rates))
-            parts.setdefault(key(standing.config), f"{len(rates)} of {name} ran at {low} to {high} {outcome.unit}")
-    return "; ".join(parts.values()) or None
+            ends = f"{rate_text(min(rates))} to {rate_text(max(rates))} {outcome.unit}"
+            spreads.setdefault(config, f"{len(rates)} of {name} ran at {ends}")
+    return ", ".join(energies) or None, "; ".join(spreads.values()) or None
 
 
 def _first(names: Sequence[str]) -> str:
     """List the names, or the first `CAUSES` of them and the number of the rest."""
     return listed(names) if len(names) <= CAUSES else f"{', '.join(names[:CAUSES])} and {len(names) - CAUSES} more"
-
-
-def _measures(launch: LaunchRecord, config: Config) -> bool:
-    """Return whether a launch measured this configuration and completed."""
-    complete = launch.result.status is TrialStatus.COMPLETE
-    # A launch with an empty cache measured something else.
-    complete = complete and not launch.spec.launch.startswith(f"{COLD}-")
-    return complete and launch.spec.kind is LaunchKind.MEASURE and key(launch.spec.config) == key(config)
 
 
 @dataclass(frozen=True)
