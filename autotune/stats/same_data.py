@@ -256,9 +256,9 @@ def _judge_draws(own: Delivered, other: Delivered) -> tuple[bool | None, str | N
         # The second of two equal batches then goes to a worker that has already drawn for other batches.
         return None, "it draws from a hidden generator, which an odd number of workers does not let compare"
     drawn = [_drawn(epoch) for epoch in own.epochs[:2]]
-    tests = [("from worker to worker", _equal_in_turn), ("in both epochs", _equal_in_epochs)]
-    for words, count in tests[: 2 if len(own.epochs) > 1 else 1]:
-        (equal, of), (other_equal, other_of) = count(own, drawn), count(other, drawn)
+    tests = [("from worker to worker", _drawn_in_turn), ("in both epochs", _drawn_in_epochs)]
+    for words, draws in tests[: 2 if len(own.epochs) > 1 else 1]:
+        (equal, of), (other_equal, other_of) = _equal(draws(own, drawn)), _equal(draws(other, drawn))
         # The rate under the script's own settings, by Laplace's rule of succession; and the probability of as many or
         # more by chance.
         usual = (equal + 1) / (of + 2)
@@ -271,35 +271,32 @@ def _judge_draws(own: Delivered, other: Delivered) -> tuple[bool | None, str | N
 
 
 _Drawn = list[list[dict[str, frozenset[int]]]]
+#: Two batches, and by place the samples of the first that are drawn at random.
+_Draws = Iterator[tuple[DeliveredBatch, DeliveredBatch, dict[str, frozenset[int]]]]
 
 
-def _equal_in_turn(one: Delivered, drawn: _Drawn) -> tuple[int, int]:
-    equal = of = 0
+def _drawn_in_turn(one: Delivered, drawn: _Drawn) -> _Draws:
+    """Yield the batches that were drawn one right after the other."""
     for epoch, rows in zip(one.epochs, drawn, strict=False):
-        # Batches that were drawn from the same samples, one right after the other.
-        for first, second, row in zip(epoch.batches[::2], epoch.batches[1::2], rows[::2], strict=False):
-            if first.samples == second.samples:
-                more, size = _equal(first, second, row)
-                equal, of = equal + more, of + size
-    return equal, of
+        yield from zip(epoch.batches[::2], epoch.batches[1::2], rows[::2], strict=False)
 
 
-def _equal_in_epochs(one: Delivered, drawn: _Drawn) -> tuple[int, int]:
-    equal = of = 0
+def _drawn_in_epochs(one: Delivered, drawn: _Drawn) -> _Draws:
+    """Yield the batches that have the same place in both epochs."""
     if len(one.epochs) > 1 and drawn:
-        for (first, second), rows in zip(_pairs(*one.epochs[:2]), drawn[0], strict=False):
-            if first.samples == second.samples:
-                more, size = _equal(first, second, rows)
-                equal, of = equal + more, of + size
-    return equal, of
+        yield from zip(one.epochs[0].batches, one.epochs[1].batches, drawn[0], strict=False)
 
 
-def _equal(first: DeliveredBatch, second: DeliveredBatch, drawn: dict[str, frozenset[int]]) -> tuple[int, int]:
+def _equal(draws: _Draws) -> tuple[int, int]:
     """Return for how many of the randomly drawn samples the draws are the same in both batches, and how many such
-    samples there are."""
-    rows = frozenset().union(*drawn.values()) if drawn else frozenset()
-    others = [_differing(first.digests.get(p), second.digests.get(p), first.size) & drawn[p] for p in drawn]
-    return len(rows - frozenset().union(*others)), len(rows)
+    samples there are, of batches that were drawn from the same samples."""
+    equal = of = 0
+    for first, second, drawn in draws:
+        if first.samples == second.samples:
+            rows = frozenset().union(*drawn.values())
+            others = [_differing(first.digests.get(p), second.digests.get(p), first.size) & drawn[p] for p in drawn]
+            equal, of = equal + len(rows - frozenset().union(*others)), of + len(rows)
+    return equal, of
 
 
 def _in_turn(epochs: list[tuple[DeliveredEpoch, DeliveredEpoch]]) -> DataComparison:
