@@ -92,7 +92,7 @@ class Counts:
         pairs = list(zip(rates[::2], rates[1::2], strict=False))
         for i, (a, b) in enumerate(pairs):
             noise = learnt_from(pairs, i)
-            self.learnt.add(stats.speedup(stats.launch_rate(a, noise), stats.launch_rate(b, noise)))
+            self.learnt.add(stats.speedup(stats.mean_rate([a], noise), stats.mean_rate([b], noise)))
             self.windows.add(stats.speedup(a, b))
         size = CONTENDERS * ROUNDS
         for start in range(0, len(rates) - size + 1, size):

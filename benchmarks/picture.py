@@ -14,8 +14,7 @@ import numpy as np
 
 from autotune.base.records import LaunchKind, Trial, Value
 from autotune.samplers.auto.posterior import observation
-from autotune.samplers.auto.rates import RateModel
-from autotune.samplers.auto.regression import Fitted
+from autotune.samplers.auto.rates import Fitted, RateModel
 from autotune.search.replay import Surface
 from autotune.search.replay.run import replay
 from autotune.space import canonical, device_part, key, loader_part
@@ -87,7 +86,7 @@ def _draw(
     axis: Any, model: RateModel, known: Fitted, line: list[dict[str, Value]], workers: list[int], colour: str, name: str
 ) -> None:
     rng = np.random.default_rng(0)
-    drawn = np.exp(known.worlds(DRAWS, rng).log_rates(model.pool(line)))
+    drawn = np.exp(known.drawn(DRAWS, rng)(model.pool(line)))
     low, middle, high = np.quantile(drawn, (0.1, 0.5, 0.9), axis=1)
     places = range(len(workers))
     axis.plot(places, middle, color=colour, lw=1.6, label=f"{name}, as expected after {len(known.seen)} trials")

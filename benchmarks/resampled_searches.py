@@ -127,7 +127,7 @@ class Searches:
         trials = []
         for number in range(setting.candidates + 1):
             config = {**space.baseline, KNOB: number}
-            spec = launches.trial_spec(number, config, repeats=None, prune_below_per_s=0.0, limit_s=None)
+            spec = launches.spec(LaunchKind.MEASURE, launches.files.trial(number), config, number=number)
             result = launches.running.alone(f"trial {number}", once(spec))
             assert result.measurement is not None, result.cause
             score = self._scorer.score(result.measurement)

@@ -52,11 +52,11 @@ from autotune.search.request import check_request
 from autotune.search.setup import run_of, set_up
 from autotune.space import Space, canonical, device_part, key, loader_part
 from autotune.stats import Rate
-from autotune.study.history import run_heat
 from autotune.study.launches import BUSY_FRACTION, LaunchConditions
 from benchmarks.designs import DESIGNS, Design, heats
 from benchmarks.launching import WORKLOADS, run
 from benchmarks.tables import machine
+from tests.support import run_heat
 
 REPEATS = 2
 REFERENCE_EVERY = 10

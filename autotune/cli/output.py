@@ -29,8 +29,7 @@ from autotune.launcher.remote import Workers
 from autotune.profile import Profile
 from autotune.profile.in_force import Store
 from autotune.report import best_table, to_html, to_markdown, to_text
-from autotune.report.document import FittingTable
-from autotune.report.formats import FILE_WIDTH
+from autotune.report.document import FILE_WIDTH, FittingTable
 from autotune.report.panel import observer_for
 from autotune.search import Environment, SearchResult
 from autotune.study.tables import read_trials

@@ -32,8 +32,7 @@ from autotune.daemon.client import Client
 from autotune.daemon.page import TOKEN, address_of, is_loopback, require_token
 from autotune.daemon.runner import tell
 from autotune.report import headline_of
-from autotune.report.document import Column, Document, Grid, Kind, Links, Paragraph, Part, Section, facts
-from autotune.report.formats import to_html
+from autotune.report.document import Column, Document, Grid, Kind, Links, Paragraph, Part, Section, facts, to_html
 from autotune.search import load_outcome
 from autotune.space.formatting import count, describe, listed, one_line, seconds_text, trial_rate_text, unit_of
 

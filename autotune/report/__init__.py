@@ -7,9 +7,16 @@ characters are removed.
 
 from __future__ import annotations
 
-from autotune.report.formats import to_html, to_json, to_markdown, to_terminal, to_text
-from autotune.report.full_report import best_table, leave_page, report_on, short_report_on
-from autotune.report.headline import best_so_far_line, headline_of
+from autotune.report.document import to_html, to_markdown, to_terminal, to_text
+from autotune.report.full_report import (
+    best_so_far_line,
+    best_table,
+    headline_of,
+    leave_page,
+    report_on,
+    short_report_on,
+    to_json,
+)
 from autotune.report.listing import StudyRow, space_table, studies_table, trials_table
 from autotune.report.material import Material, read_material
 from autotune.report.sections import heat_table

@@ -11,6 +11,7 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from autotune.space.formatting import one_line
@@ -51,7 +52,8 @@ def inline(svg: str, about: str) -> str:
     # Replace only inside tags, so that text stays as it is.
     svg = re.sub(r"<[^<>]+>", lambda tag: _for_the_page(tag[0], used), svg)
     box = re.search(r'viewBox="[^"]+"', svg)
-    head = f'<svg class="plot" role="img" aria-label="{_attribute(about)}" {box[0] if box else ""}>'
+    label = one_line(about).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
+    head = f'<svg class="plot" role="img" aria-label="{label}" {box[0] if box else ""}>'
     return re.sub(r"<svg[^>]*>", lambda _: head, svg, count=1)
 
 
@@ -63,12 +65,6 @@ def _for_the_page(tag: str, used: set[str]) -> str:
     # The layout used the widths of a font that is wider than those of most systems, so no text overflows its place.
     return re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", tag)
 
-
-def _attribute(text: str) -> str:
-    return one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
-
-
-# Pictures as data, and drawn.
 
 # What a picture shows, as numbers: charts, waterfalls, intervals and stacked bars. None of it is markup.
 
@@ -207,7 +203,6 @@ class Stacks:
 
 Plot = Chart | Waterfall | Intervals | Stacks
 
-
 # Draws pictures as SVG for a page: text as text, in the page's own colours, the same bytes for the same numbers.
 #
 # Matplotlib draws them, because it gets axes right (ticks, logarithms, intervals, labels that do not overlap), its SVG
@@ -339,7 +334,8 @@ def _chart(figure: Figure, chart: Chart) -> list[Key]:
         last.set_xticks(chart.x.ticks, [f"{tick:g}" for tick in chart.x.ticks])
         last.set_xticks([], minor=True)
     figure.align_ylabels()
-    keys = [_key(series) for panel in chart.panels for series in panel.series if series.name]
+    named = [series for panel in chart.panels for series in panel.series if series.name]
+    keys = [Key(s.name, s.mark, s.colour % COLOURS, dashes_of(s.colour) if s.mark == "line" else "") for s in named]
     keys += [Key(level.name, "band", level.colour) for panel in chart.panels for level in panel.levels]
     keys += [Key(chart.spans_are, "span", 0)] if chart.spans else []
     keys += [Key(chart.here_is, "here", 0)] if chart.here is not None else []
@@ -364,27 +360,20 @@ def _panel(axes: Axes, panel: Panel) -> None:
         low, high = axes.get_ylim()
         # Crosses for failures go below everything that has a value.
         axes.set_ylim(low / 1.8 if any(series.mark == "crosses" for series in panel.series) else low, high)
-    elif not _is_curve(panel):
-        # A user's objective may be negative.
+    elif panel.levels or any(series.mark != "line" for series in panel.series):
+        # The heights of curves matter less than their shapes, which a scale from zero would flatten. A user's objective
+        # may be negative.
         low, high = axes.get_ylim()
         heights = [y for series in panel.series for _, y in series.points]
         axes.set_ylim(low if min(heights, default=0.0) < 0 else 0, high if max(heights, default=1.0) > 0 else 0)
 
 
-def _is_curve(panel: Panel) -> bool:
-    """Return whether the shape matters more than the heights: a scale from zero would flatten it."""
-    return all(series.mark == "line" for series in panel.series) and not panel.levels
-
-
 def _series(axes: Axes, series: Series) -> None:
-    points = [(x, y) for x, y in series.points]
     colour = colour_of(series.colour)
+    xs, ys = [x for x, _ in series.points], [y if abs(y) <= _LARGEST else math.nan for _, y in series.points]
     if series.mark == "crosses":
-        xs = [x for x, _ in points]
         axes.plot(xs, [0.05] * len(xs), "x", color=colour, transform=axes.get_xaxis_transform(), zorder=4)
-        return
-    xs, ys = [x for x, _ in points], [y if abs(y) <= _LARGEST else math.nan for _, y in points]
-    if series.mark == "line":
+    elif series.mark == "line":
         dashes = DASHES[series.colour % len(DASHES)]
         (drawn,) = axes.plot(xs, ys, color=colour, solid_joinstyle="round")
         if dashes:
@@ -399,9 +388,9 @@ def _series(axes: Axes, series: Series) -> None:
         axes.plot(xs, ys, _MARKS[series.mark], color=colour, markerfacecolor=filled, markersize=5, zorder=3)
 
 
-def _key(series: Series) -> Key:
-    dashes = DASHES[series.colour % len(DASHES)] if series.mark == "line" else ()
-    return Key(series.name, series.mark, series.colour % COLOURS, " ".join(f"{2 * dash:g}" for dash in dashes))
+def dashes_of(colour: int) -> str:
+    """Return the dashes of a legend's line of this colour, in SVG's notation."""
+    return " ".join(f"{2 * dash:g}" for dash in DASHES[colour % len(DASHES)])
 
 
 def _plain(value: float, _position: float | None = None) -> str:
@@ -410,8 +399,7 @@ def _plain(value: float, _position: float | None = None) -> str:
 
 def _few(value: float, _position: float | None = None) -> str:
     """Label only 2 and 5 between powers of ten."""
-    first = f"{value:.0e}"[0]
-    return _plain(value) if first in "25" else ""
+    return _plain(value) if f"{value:.0e}"[0] in "25" else ""
 
 
 def _rows(figure: Figure, names: Sequence[tuple[str, bool]], axis: str) -> tuple[Axes, list[float]]:
@@ -423,7 +411,9 @@ def _rows(figure: Figure, names: Sequence[tuple[str, bool]], axis: str) -> tuple
     Returns:
         the axes, whose heights are in units of the figure, and the height of the middle of each bar.
     """
-    lines = [_lines(name, _BOLD_LETTERS if strong else _LETTERS) for name, strong in names]
+    letters = {True: _BOLD_LETTERS, False: _LETTERS}
+    shortened = partial(textwrap.wrap, max_lines=_LINES, placeholder=" …")
+    lines = [shortened(one_line(name), letters[strong]) or [""] for name, strong in names]
     height = sum(len(wrapped) * _LINE_HEIGHT + _BAR + _GAP for wrapped in lines)
     _resize(figure, height + _BELOW)
     axes: Axes = figure.subplots()
@@ -445,10 +435,6 @@ def _rows(figure: Figure, names: Sequence[tuple[str, bool]], axis: str) -> tuple
         bars.append(height - _BAR / 2)
         height -= _BAR + _GAP
     return axes, bars
-
-
-def _lines(name: str, letters: int) -> list[str]:
-    return textwrap.wrap(one_line(name), letters, max_lines=_LINES, placeholder=" …") or [""]
 
 
 def _whisker(axes: Axes, height: float, at: Estimate, colour: str) -> None:

@@ -14,13 +14,13 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Column
 from rich.text import Text
 
-from autotune.base.records import Config, Fingerprint, Measurement, Trial, TrialStatus
+from autotune.base.records import Config, Fingerprint, Trial, TrialStatus
 from autotune.knobs import KNOBS, spell
 from autotune.knobs.knob import ONE_RANK
 from autotune.profile import Profile
 from autotune.profile.in_force import HARDWARE, Row, Slot, has_default_size, on_hardware
 from autotune.report.document import FittingTable, Line, new_table, pairs, status_cell
-from autotune.space import Choice, Space
+from autotune.space import Space
 from autotune.space.formatting import (
     count,
     counts_text,
@@ -50,10 +50,18 @@ def space_table(space: Space) -> RenderableType:
     table = new_table("knob", "about", "choices", "refused, and why", wrap=("about", "choices", "refused, and why"))
     for name, choices in space.choices.items():
         baseline = spell(space.baseline.get(name))
-        legal = [_choice(c, baseline) for c in choices if c.refused is None]
+        legal: list[str] = []
+        by_reason: dict[str, list[str]] = {}
+        for choice in choices:
+            value = spell(choice.value)
+            if choice.refused:
+                by_reason.setdefault(choice.refused, []).append(value)
+            elif choice.refused is None:
+                legal.append(f"({value})" if choice.further else value + "*" * (value == baseline))
         if name in space.baseline and baseline not in [spell(c.value) for c in choices]:
             legal.append(f"(baseline: {baseline})")
-        table.add_row(Text(one_line(name)), _about(name), Text(one_line(", ".join(legal))), _refusals(choices))
+        refused = Text("\n".join(one_line(f"{', '.join(values)}: {reason}") for reason, values in by_reason.items()))
+        table.add_row(Text(one_line(name)), _about(name), Text(one_line(", ".join(legal))), refused)
     for name, reason in space.inactive.items():
         if reason == ONE_RANK:
             # With one rank, the exchange between ranks does not concern the user.
@@ -65,21 +73,8 @@ def space_table(space: Space) -> RenderableType:
     return Group(table, Text(note, style="dim"), Line(f"Legal here: {size}."))
 
 
-def _choice(choice: Choice, own: str) -> str:
-    value = spell(choice.value)
-    return f"({value})" if choice.further else value + "*" * (value == own)
-
-
 def _about(name: str) -> str:
     return KNOBS[name].about if name in KNOBS else "the workload's own"
-
-
-def _refusals(choices: Sequence[Choice]) -> Text:
-    by_reason: dict[str, list[str]] = {}
-    for choice in choices:
-        if choice.refused:
-            by_reason.setdefault(choice.refused, []).append(spell(choice.value))
-    return Text("\n".join(one_line(f"{', '.join(values)}: {reason}") for reason, values in by_reason.items()))
 
 
 def trials_table(trials: Sequence[Trial], baseline_config: Config) -> RenderableType:
@@ -109,6 +104,7 @@ def trials_table(trials: Sequence[Trial], baseline_config: Config) -> Renderable
 
 
 def _trial_notes(trial: Trial) -> list[str]:
+    """Return what to know of a trial beside its figures, such as reasons to doubt its rate, one clause each."""
     result, notes = trial.result, []
     if trial.repeats is not None:
         notes.append(f"repeats trial {trial.repeats}")
@@ -116,20 +112,15 @@ def _trial_notes(trial: Trial) -> list[str]:
         notes.append(f"{ended_text(trial)}: {one_line(result.cause or 'no cause was recorded')}")
     if result.unclean_exit:
         notes.append("the process died after it had reported its result")
-    return notes + ([] if result.measurement is None else doubts(result.measurement))
-
-
-def doubts(measurement: Measurement) -> list[str]:
-    """Return the reasons to doubt a launch's rate, one clause each: not settled, or windows discarded."""
-    reasons = []
+    measurement = result.measurement
+    if measurement is None:
+        return notes
     if not measurement.settled:
-        reasons.append(one_line(measurement.unsettled or "it had not settled when it was measured").rstrip("."))
-    if measurement.recompiles and measurement.settled:
-        reasons.append(f"compiled again {count(measurement.recompiles, 'time')} before it was measured")
+        notes.append(one_line(measurement.unsettled or "it had not settled when it was measured").rstrip("."))
+    elif measurement.recompiles:
+        notes.append(f"compiled again {count(measurement.recompiles, 'time')} before it was measured")
     discarded = Counter(one_line(w.discarded or "no reason was given").rstrip(".") for w in measurement.discarded)
-    for reason, windows in discarded.items():
-        reasons.append(f"{count(windows, 'window')} discarded: {reason}")
-    return reasons
+    return notes + [f"{count(windows, 'window')} discarded: {reason}" for reason, windows in discarded.items()]
 
 
 @dataclass(frozen=True)
@@ -138,10 +129,8 @@ class StudyRow:
 
     Attributes:
         state: ``done``, ``failed``, ``unfinished``, … as chosen by the caller.
-        trials: the number of trials that have ended.
         best_speedup: the winner's speedup over the baseline; ``None`` if the search is not finished.
         created: ISO 8601.
-        path: the study's folder.
     """
 
     name: str
@@ -154,7 +143,6 @@ class StudyRow:
 
 
 def studies_table(rows: Sequence[StudyRow]) -> RenderableType:
-    """Return the table of studies, in the given order."""
     if not rows:
         return Text("No studies here yet. Start one: autotune search --model resnet50")
     table = new_table("study", "model", "state", "trials", "speedup", "created", wrap=("model",))
@@ -277,13 +265,9 @@ def _titles(kept: Sequence[Slot]) -> list[tuple[str, str, str]]:
         pixels = "" if has_default_size(profile) else f"{conditions.image_size} px"
         args = ", ".join(f"{name}={value}" for name, value in sorted(workload.args.items()))
         ranks = f"{conditions.ranks} ranks" if conditions.ranks > 1 else ""
-        objective = (
-            ""
-            if profile.provenance.objective == "throughput"
-            else f"objective={model_name(profile.provenance.objective)}"
-        )
-        source = workload.path or workload.module or ""
-        facts.append((args, ranks, objective, pixels, conditions.data, source))
+        objective = profile.provenance.objective
+        objective = "" if objective == "throughput" else f"objective={model_name(objective)}"
+        facts.append((args, ranks, objective, pixels, conditions.data, workload.path or workload.module or ""))
     titles = []
     for slot, own_facts in zip(kept, facts, strict=True):
         model = model_name(slot.profile.workload.name)
@@ -300,7 +284,12 @@ def _titles(kept: Sequence[Slot]) -> list[tuple[str, str, str]]:
 def _columns(profiles: Sequence[Profile], here: Fingerprint) -> list[str]:
     """Return each profile's hardware as text, just long enough to tell the kinds apart."""
     kinds = [tuple(profile.fingerprint.values.get(name) for name in HARDWARE) for profile in profiles]
-    names = [_hardware(profile) for profile in profiles]
+    names = []
+    for profile in profiles:
+        name, mig = profile.conditions.device_name, profile.fingerprint.values.get("mig")
+        of_card = f"{name.removeprefix('NVIDIA ')}{f' MIG {mig}' if mig else ''}"
+        on_cpu = profile.conditions.device == "cpu"
+        names.append(f"{name}, {_cores(profile.fingerprint.values)}" if on_cpu else of_card)
     unique = {name: len({k for k, n in zip(kinds, names, strict=True) if n == name}) == 1 for name in names}
     titles = []
     for profile, name in zip(profiles, names, strict=True):
@@ -308,14 +297,6 @@ def _columns(profiles: Sequence[Profile], here: Fingerprint) -> list[str]:
         more = "" if unique[name] else f", {_cores(values)} of {values.get('cpu_model')}"
         titles.append(one_line(f"{name}{more}") + (_HERE if on_hardware(profile, here) else ""))
     return titles
-
-
-def _hardware(profile: Profile) -> str:
-    values, name = profile.fingerprint.values, profile.conditions.device_name
-    if profile.conditions.device == "cpu":
-        return f"{name}, {_cores(values)}"
-    mig = f" MIG {values['mig']}" if values.get("mig") else ""
-    return f"{name.removeprefix('NVIDIA ')}{mig}"
 
 
 def _cores(values: Mapping[str, object]) -> str:
@@ -338,13 +319,14 @@ class GridTable:
         reasons: dict[str, list[str]] = {}
         for (r, c), cell in self._grid.cells.items():
             if cell.stale:
-                place = f"{_name(self._grid.rows[r])} on {self._grid.columns[c]}"
-                reasons.setdefault(stale_text(cell.stale), []).append(place)
+                model, batch, more = self._grid.rows[r]
+                name = f"{model}{'' if batch == ANY_BATCH else f' at batch {batch}'}{f' ({more})' if more else ''}"
+                reasons.setdefault(stale_text(cell.stale), []).append(f"{name} on {self._grid.columns[c]}")
         if reasons:
             yield Text()
         for reason, places in sorted(reasons.items()):
-            more = [f"{len(places) - _PLACES} more"] if len(places) > _PLACES else []
-            yield Line(f"{reason} ({listed([*places[:_PLACES], *more])})")
+            others = [f"{len(places) - _PLACES} more"] if len(places) > _PLACES else []
+            yield Line(f"{reason} ({listed([*places[:_PLACES], *others])})")
 
     def _table(self, between: str, title: int) -> FittingTable:
         grid = self._grid
@@ -358,8 +340,3 @@ class GridTable:
             texts = [Text("-") if cell is None else cell.text(between) for cell in cells]
             table.add_row(Text(model), batch, *([Text(more)] if has_more else []), *texts)
         return table
-
-
-def _name(row: tuple[str, str, str]) -> str:
-    model, batch, more = row
-    return f"{model}{'' if batch == ANY_BATCH else f' at batch {batch}'}{f' ({more})' if more else ''}"

@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import TypeVar
 
 from autotune.base.layout import COLD
-from autotune.base.records import Config, LaunchKind, Measurement, Surroundings, TrialResult, TrialStatus
+from autotune.base.records import Config, LaunchKind, Measurement, Outcome, Surroundings, TrialResult, TrialStatus
 from autotune.knobs import spell
 from autotune.knobs.compile_mode import phase_text
 from autotune.machine.gpu import LASTING_SLOWDOWN, SLOWDOWNS
@@ -19,6 +20,7 @@ from autotune.report.sentences import BUSY_ALLOWED, batch_of, ended, full_stop, 
 from autotune.space import key
 from autotune.space.formatting import count, counts_text, listed, one_line, percent_text, rate_text, seconds_text
 
+_T = TypeVar("_T")
 _NO_CAUSE = "no cause was recorded"
 #: Maximum number of causes shown for one status. `autotune show` has all of them.
 CAUSES = 4
@@ -33,23 +35,33 @@ def machine(material: Material) -> list[Section]:
     if not measured:
         return []
     busy = BUSY_ALLOWED if material.spec.allow_busy else None
-    texts = (_windows(measured), _lasting(measured), busy)
-    parts: list[Part] = [*paragraphs(*texts), *_discarded(measured), *_unsettled(measured)]
+    kept, lost = sum(len(m.windows) for _, m in measured), sum(len(m.discarded) for _, m in measured)
+    launches = count(len(measured), "launch", "launches")
+    windows = f"{count(kept, 'window')} in {launches}; none had to be discarded."
+    if lost:
+        share = percent_text(lost / (kept + lost))
+        windows = f"{count(kept, 'window')} kept in {launches}; {lost:,} discarded ({share})."
+    parts: list[Part] = [*paragraphs(windows, _lasting(measured), busy), *_discarded(measured), *_unsettled(measured)]
     surroundings = [w.around for _, m in measured for w in m.windows if w.around is not None]
+    retries = {x.name: m.alloc_retries for x, m in measured if m.alloc_retries is not None}
+    retried = [f"{n:,} in {name}" for name, n in retries.items() if n]
+    energy, spread = _energy_and_spread(material.outcome, measured)
+    waited_s = [x.result.waited_s for x in material.launches if x.result.waited_s >= 0.1]
+    waited = f"{seconds_text(sum(waited_s))}, before {count(len(waited_s), 'launch', 'launches')}"
     rows = (
         ("SM clock", _range((a.sm_clock_mhz for a in surroundings), "MHz")),
         ("memory clock", _range((a.memory_clock_mhz for a in surroundings), "MHz")),
         ("clocks held down", _held_down(surroundings)),
         ("temperature", _range((a.temperature_c for a in surroundings), "°C")),
         ("power", _range((a.power_w for a in surroundings), "W")),
-        ("energy", _energy(material, measured)),
+        ("energy", energy),
         ("others on the card", _range((a.foreign_processes for a in surroundings), "processes")),
         ("SMs used by others, kept windows", _range((a.foreign_sm_percent for a in surroundings), "%")),
         ("CPU used by others, kept windows", _range((a.foreign_cores for a in surroundings), "cores", digits=2)),
         ("CPU left idle, kept windows", _range((a.idle_cores for a in surroundings), "cores", digits=2)),
-        ("alloc retries", _retries(measured)),
-        ("waiting for quiet", _waited(material)),
-        ("launches differ", _spread(material, measured)),
+        ("alloc retries", (_first(retried) if retried else "none") if retries else None),
+        ("waiting for quiet", waited if waited_s else None),
+        ("launches differ", spread),
     )
     conditions = facts(*rows)
     if not conditions:
@@ -57,16 +69,11 @@ def machine(material: Material) -> list[Section]:
     return [Section("How quiet the machine was", (*parts, *conditions))]
 
 
-def _windows(measured: Sequence[tuple[LaunchRecord, Measurement]]) -> str:
-    kept = sum(len(m.windows) for _, m in measured)
-    lost = sum(len(m.discarded) for _, m in measured)
-    launches = count(len(measured), "launch", "launches")
-    if not lost:
-        return f"{count(kept, 'window')} in {launches}; none had to be discarded."
-    return f"{count(kept, 'window')} kept in {launches}; {lost:,} discarded ({percent_text(lost / (kept + lost))})."
+#: Launches with their measurements.
+_Measured = Sequence[tuple[LaunchRecord, Measurement]]
 
 
-def _lasting(measured: Sequence[tuple[LaunchRecord, Measurement]]) -> str | None:
+def _lasting(measured: _Measured) -> str | None:
     """Return which launches were measured under the slowdown that is some cards' normal state."""
     reasons = {x.name: [w.around.clocks_event_reasons for w in m.windows if w.around is not None] for x, m in measured}
     slowed = [name for name, masks in reasons.items() if any((mask or 0) & LASTING_SLOWDOWN for mask in masks)]
@@ -78,31 +85,30 @@ def _lasting(measured: Sequence[tuple[LaunchRecord, Measurement]]) -> str | None
     return f"{name} lasted through {share}, whose rates are therefore those of a hot card{names}."
 
 
-def _discarded(measured: Sequence[tuple[LaunchRecord, Measurement]]) -> list[Part]:
-    """Return the discarded windows by reason. Reasons that differ only in numbers are merged under the first."""
-    groups: dict[str, list[tuple[str, str, float]]] = {}
-    for launch, m in measured:
-        for window in m.discarded:
-            reason = one_line(window.discarded or "no reason was given").rstrip(".")
-            groups.setdefault(_NUMBER.sub("#", reason), []).append((reason, launch.name, window.seconds))
-    ordered = sorted(groups.values(), key=len, reverse=True)
+def _alike(reasons: Iterable[tuple[str, _T]]) -> list[tuple[str, list[_T]]]:
+    """Return what has the same reason, the most common first. Reasons that differ only in numbers are merged under the
+    first."""
+    groups: dict[str, tuple[str, list[_T]]] = {}
+    for reason, item in reasons:
+        groups.setdefault(_NUMBER.sub("#", reason), (reason, []))[1].append(item)
+    return sorted(groups.values(), key=lambda group: len(group[1]), reverse=True)
+
+
+def _discarded(measured: _Measured) -> list[Part]:
+    windows = [(launch.name, window) for launch, m in measured for window in m.discarded]
+    groups = _alike((one_line(w.discarded or "no reason was given").rstrip("."), (name, w)) for name, w in windows)
     rows = tuple(
-        (group[0][0], f"{len(group):,}", f"{sum(s for *_, s in group):,.1f} s", f"{len({n for _, n, _ in group}):,}")
-        for group in ordered
+        (reason, f"{len(some):,}", f"{sum(w.seconds for _, w in some):,.1f} s", f"{len({name for name, _ in some}):,}")
+        for reason, some in groups
     )
     columns = (Column("discarded because", Kind.TEXT), Column("windows"), Column("time"), Column("launches"))
     return [Grid(columns, rows)] if rows else []
 
 
-def _unsettled(measured: Sequence[tuple[LaunchRecord, Measurement]]) -> list[Part]:
-    """Return the launches that never settled, by reason. Reasons that differ only in numbers are merged."""
-    groups: dict[str, list[tuple[str, str]]] = {}
-    for launch, m in measured:
-        if not m.settled:
-            reason = one_line(m.unsettled or "it had not settled when it was measured").rstrip(".")
-            groups.setdefault(_NUMBER.sub("#", reason), []).append((reason, launch.name))
-    ordered = sorted(groups.values(), key=len, reverse=True)
-    rows = tuple((group[0][0], f"{len(group):,}", _first([name for _, name in group])) for group in ordered)
+def _unsettled(measured: _Measured) -> list[Part]:
+    default = "it had not settled when it was measured"
+    groups = _alike((one_line(m.unsettled or default).rstrip("."), x.name) for x, m in measured if not m.settled)
+    rows = tuple((reason, f"{len(names):,}", _first(names)) for reason, names in groups)
     columns = (Column("never settled because", Kind.TEXT), Column("launches"), Column("which", Kind.TEXT))
     return [Grid(columns, rows)] if rows else []
 
@@ -124,60 +130,34 @@ def _held_down(around: Sequence[Surroundings]) -> str | None:
     return listed(parts) or "never"
 
 
-def _energy(material: Material, measured: Sequence[tuple[LaunchRecord, Measurement]]) -> str | None:
-    outcome = material.outcome
+def _energy_and_spread(outcome: Outcome | None, measured: _Measured) -> tuple[str | None, str | None]:
+    """Return the energy of a sample, for the baseline and the winner, and the slowest and the fastest launch of each:
+    the noise between launches."""
     if outcome is None:
-        return None
-    parts = []
+        return None, None
+    energies: list[str] = []
+    spreads: dict[str, str] = {}
     for name, standing in (("the baseline", outcome.baseline), ("the winner", outcome.best)):
-        measurements = [m for x, m in measured if _measures(x, standing.config) and m.energy_j is not None]
-        samples = sum(w.samples for m in measurements for w in m.windows)
+        config = key(standing.config)
+        complete = [(x.spec, m) for x, m in measured if x.result.status is TrialStatus.COMPLETE]
+        # A launch with an empty cache measured something else.
+        usual = [(s, m) for s, m in complete if s.kind is LaunchKind.MEASURE and not s.launch.startswith(f"{COLD}-")]
+        launches = [m for s, m in usual if key(s.config) == config]
+        metered = [m for m in launches if m.energy_j is not None]
+        samples = sum(w.samples for m in metered for w in m.windows)
         if samples:
-            parts.append(f"{name} {sum(m.energy_j or 0.0 for m in measurements) / samples:.3g} J a sample")
-    return ", ".join(dict.fromkeys(parts)) or None
-
-
-def _retries(measured: Sequence[tuple[LaunchRecord, Measurement]]) -> str | None:
-    retries = {x.name: m.alloc_retries for x, m in measured if m.alloc_retries is not None}
-    if not retries:
-        return None
-    texts = [f"{n:,} in {name}" for name, n in retries.items() if n]
-    return _first(texts) if texts else "none"
-
-
-def _waited(material: Material) -> str | None:
-    waited = [(x.name, x.result.waited_s) for x in material.launches if x.result.waited_s >= 0.1]
-    if not waited:
-        return None
-    total = seconds_text(sum(s for _, s in waited))
-    return f"{total}, before {count(len(waited), 'launch', 'launches')}"
-
-
-def _spread(material: Material, measured: Sequence[tuple[LaunchRecord, Measurement]]) -> str | None:
-    """Return the slowest and the fastest launch of the baseline and of the winner: the noise between launches."""
-    outcome = material.outcome
-    if outcome is None:
-        return None
-    parts: dict[str, str] = {}
-    for name, standing in (("the baseline", outcome.baseline), ("the winner", outcome.best)):
-        rates = [m.samples_per_s for x, m in measured if _measures(x, standing.config)]
+            joules = sum(m.energy_j or 0.0 for m in metered) / samples
+            energies.append(f"{name} {joules:.3g} J a sample")
+        rates = [m.samples_per_s for m in launches]
         if len(rates) > 1:
-            low, high = rate_text(min(rates)), rate_text(max(rates))
-            parts.setdefault(key(standing.config), f"{len(rates)} of {name} ran at {low} to {high} {outcome.unit}")
-    return "; ".join(parts.values()) or None
+            ends = f"{rate_text(min(rates))} to {rate_text(max(rates))} {outcome.unit}"
+            spreads.setdefault(config, f"{len(rates)} of {name} ran at {ends}")
+    return ", ".join(energies) or None, "; ".join(spreads.values()) or None
 
 
 def _first(names: Sequence[str]) -> str:
     """List the names, or the first `CAUSES` of them and the number of the rest."""
     return listed(names) if len(names) <= CAUSES else f"{', '.join(names[:CAUSES])} and {len(names) - CAUSES} more"
-
-
-def _measures(launch: LaunchRecord, config: Config) -> bool:
-    """Return whether a launch measured this configuration and completed."""
-    complete = launch.result.status is TrialStatus.COMPLETE
-    # A launch with an empty cache measured something else.
-    complete = complete and not launch.spec.launch.startswith(f"{COLD}-")
-    return complete and launch.spec.kind is LaunchKind.MEASURE and key(launch.spec.config) == key(config)
 
 
 @dataclass(frozen=True)
@@ -214,13 +194,11 @@ def failures(material: Material) -> list[Section]:
 
 
 def _causes(status: TrialStatus, some: Sequence[_Ended]) -> list[tuple[str, str]]:
-    """Return one row per cause. Causes that differ only in numbers are merged under that of the smallest batch."""
-    groups: dict[str, list[_Ended]] = {}
-    for end in sorted(some, key=lambda e: e.batch_size):
-        groups.setdefault(f"{end.result.phase} {_NUMBER.sub('#', end.result.cause or _NO_CAUSE)}", []).append(end)
-    ordered = sorted(groups.values(), key=len, reverse=True)
-    rows = [(f"{status.value} ×{len(group)}", _failure_text(group)) for group in ordered[:CAUSES]]
-    others = sum(map(len, ordered[CAUSES:]))
+    """Return one row per cause, each with the text of that of the smallest batch."""
+    ends = sorted(some, key=lambda e: e.batch_size)
+    groups = [alike for _, alike in _alike((f"{e.result.phase} {e.result.cause or _NO_CAUSE}", e) for e in ends)]
+    rows = [(f"{status.value} ×{len(group)}", _failure_text(group)) for group in groups[:CAUSES]]
+    others = sum(map(len, groups[CAUSES:]))
     return rows + ([(f"{status.value} ×{others}", "other causes; `autotune show` has them all")] if others else [])
 
 

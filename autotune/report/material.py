@@ -48,17 +48,13 @@ class Material:
     """A study as read from its folder.
 
     Attributes:
-        name: the study's name.
         typed: the study as a command-line argument, relative to the reader's current folder.
         folder: the reader's current folder, absolute.
-        trials: the trials in the study's database, in order.
         outcome: ``None`` while the search is not finished.
         launches: the launches whose folders can be read, with their windows and steps.
         profile: ``None`` if there is no readable profile.
         spent_s: the used part of the budget; ``None`` if unknown.
-        failure: the error that ended the last run, if any.
         choices: the values of each knob, written as on the command line.
-        heats: the heats of the search, in order.
     """
 
     name: str
@@ -82,12 +78,10 @@ class Material:
 
     @property
     def required(self) -> Requirements:
-        """What the winner must meet."""
         return Requirements.parsed(self.spec.require, self.spec.goal)
 
     @property
     def data(self) -> DataRef | None:
-        """The training data."""
         return next((launch.spec.data for launch in self._training()), None)
 
     @property

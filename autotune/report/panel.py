@@ -39,8 +39,6 @@ from autotune.space.formatting import (
     unit_of,
 )
 
-# What is known about a search while it runs: its baseline, its best trial, how trials ended, and who leads a heat.
-
 #: Number of entrants of a heat that are listed, fastest first.
 _NAMED = 3
 
@@ -82,22 +80,18 @@ class Tally:
         self._baseline_config: Config | None = None
         self._statuses: dict[int, TrialStatus] = {}
         #: Titles of the launches that have begun in this run of the search.
-        self._begun: set[str] = set()
+        self.begun: set[str] = set()
 
     def begins(self, title: str, config: Config) -> None:
         """Record that a launch begins. The first launch with a configuration runs the baseline."""
-        self._begun.add(title)
+        self.begun.add(title)
         if self._baseline_config is None and config:
             self._baseline_config = dict(config)
-
-    def has_begun(self, title: str) -> bool:
-        """Return whether a launch with this title has begun in this run of the search."""
-        return title in self._begun
 
     def beside(self, title: str) -> int:
         """Return the number of trials that run at the same time as the launch with this title."""
         ended = {f"trial {number}" for number in self._statuses}
-        return sum(other.startswith("trial ") for other in self._begun - ended - {title})
+        return sum(other.startswith("trial ") for other in self.begun - ended - {title})
 
     def add(self, trial: Trial) -> None:
         self._statuses[trial.number] = trial.result.status
@@ -127,7 +121,6 @@ class Tally:
         return describe(config, self._baseline_config)
 
     def told(self, heat: StudyHeat) -> str:
-        """Return one sentence about a heat that has ended."""
         entrants = heat.heat.entrants
         measured = sorted((e for e in entrants if e.ratio is not None), key=lambda e: -(e.ratio or 0.0))
         if len(measured) < 2:
@@ -230,7 +223,7 @@ class LivePanel(Observer):
         self._draw()
 
     def heat_ends(self, heat: StudyHeat) -> None:
-        if self._progress.has_begun(heat.title):
+        if heat.title in self._progress.begun:
             self.says(self._progress.told(heat))
 
     def clock(self, spent_s: float, budget_s: float) -> None:
@@ -401,7 +394,7 @@ class PlainLines(Observer):
 
     def trial_ends(self, trial: Trial) -> None:
         self._progress.add(trial)
-        if not self._progress.has_begun(f"trial {trial.number}"):
+        if f"trial {trial.number}" not in self._progress.begun:
             # Trials from an earlier run of this study are summed up in one line.
             self._kept += 1
             return
@@ -411,7 +404,7 @@ class PlainLines(Observer):
         self._write(f"trial {trial.number} {ended_text(trial)}, {figures}{cause}")
 
     def heat_ends(self, heat: StudyHeat) -> None:
-        if self._progress.has_begun(heat.title):
+        if heat.title in self._progress.begun:
             self._write(self._progress.told(heat))
 
     def _figures(self, trial: Trial) -> str:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.base.records import Config, Finding, HeatEntrant, Outcome, Side, Standing, Trial, TrialStatus, Value
+from autotune.base.records import Config, Finding, Outcome, Side, Standing, TrialStatus
 from autotune.knobs.batch_size import KNOB as BATCH
 from autotune.knobs.num_workers import KNOB as WORKERS
 from autotune.knobs.persistent_workers import KNOB as PERSISTENT
@@ -30,7 +30,7 @@ from autotune.report.material import Material
 from autotune.report.sentences import (
     bottleneck_of,
     by_gain,
-    gain_text,
+    gain_words,
     is_out,
     label_of,
     ledger_line,
@@ -42,7 +42,6 @@ from autotune.space.formatting import (
     count,
     counts_text,
     describe,
-    interval_text,
     listed,
     memory_text,
     percent_text,
@@ -91,12 +90,7 @@ def rate_by_batch(material: Material) -> Picture | None:
     Lines join configurations that differ only in batch size, and only these show a knee: otherwise another knob might
     be its cause. ``None`` if fewer than two batch sizes were measured.
     """
-    trials = [
-        _Seen(int(t.config[BATCH.name]), t.rate_per_s or 0.0, _without(t.config, BATCH.name), trial_peak_bytes(t))
-        for t in _complete(material.trials)
-        if BATCH.name in t.config
-    ]
-    device = _in_heats(material, "device", BATCH.name, (BATCH.name,))
+    trials, device = _in_trials(material, (BATCH.name,)), _in_heats(material, "device", (BATCH.name,))
     unit = unit_of(material.trials)
     sizes = sorted({point.x for point in (*trials, *device)})
     if len(sizes) < 2:
@@ -126,8 +120,7 @@ def rate_by_batch(material: Material) -> Picture | None:
         here_is=f"knee: from batch {knee} on, at least {percent_text(KNEE)} of the best rate" if knee else "",
         note=note,
     )
-    best = {x: max((s.per_s for s in trials if s.x == x), default=None) for x in sizes}
-    alone = {x: max((s.per_s for s in device if s.x == x), default=None) for x in sizes}
+    best, alone = _best(trials, sizes), _best(device, sizes)
     peak = {x: max((s.peak_bytes or 0 for s in trials if s.x == x), default=0) for x in sizes}
     rows = [(f"{x:,}", _rate(best[x]), _rate(alone[x]), memory_text(peak[x] or None)) for x in sizes]
     rows += [(f"{x:,}", "out of memory", "", "") for x in oom if x not in sizes]
@@ -144,12 +137,7 @@ def rate_by_workers(material: Material) -> Picture | None:
 
     ``None`` if fewer than two numbers of workers were measured.
     """
-    trials = [
-        _Seen(int(t.config[WORKERS.name]), t.rate_per_s or 0.0, _without(t.config, *_LOADER))
-        for t in _complete(material.trials)
-        if WORKERS.name in t.config
-    ]
-    loader = _in_heats(material, "loader", WORKERS.name, _LOADER)
+    trials, loader = _in_trials(material, _LOADER), _in_heats(material, "loader", _LOADER)
     outcome = material.outcome
     ceiling = None
     if outcome is not None:
@@ -172,8 +160,7 @@ def rate_by_workers(material: Material) -> Picture | None:
         Axis("loader workers (processes)", _thinned(tuple(map(float, numbers)))),
         (Panel(Axis(unit, log=_wide(all_rates)), tuple(rates), levels),),
     )
-    best = {x: max((s.per_s for s in trials if s.x == x), default=None) for x in numbers}
-    alone = {x: max((s.per_s for s in loader if s.x == x), default=None) for x in numbers}
+    best, alone = _best(trials, numbers), _best(loader, numbers)
     rows = tuple((str(x), _rate(best[x]), _rate(alone[x])) for x in numbers)
     titles = ("workers", f"best trial,\n{unit}", f"loader alone,\n{unit}")
     about = f"Rates with {listed([str(x) for x in numbers])} workers: {_told(best, alone)} {unit}."
@@ -223,11 +210,13 @@ def course(material: Material) -> Picture | None:
     if not measured:
         return None
     unit = unit_of(material.trials) if throughput else material.spec.objectives[0]
+    statuses = (t.result.status for t in material.trials)
+    failures = Counter(s.value for s in statuses if s not in (TrialStatus.COMPLETE, TrialStatus.PRUNED))
     series = [
         Series("the best in hand", "steps", (*best_so_far, (at_s, best_so_far[-1][1])), 1) if best_so_far else None,
         Series("a trial", "dots", tuple(measured), 0),
         Series("stopped early, slow", "triangles", tuple(pruned), 5) if pruned else None,
-        Series(f"failed: {_failures(material.trials)}", "crosses", tuple(failed), 2) if failed else None,
+        Series(f"failed: {counts_text(failures)}", "crosses", tuple(failed), 2) if failed else None,
     ]
     values = [value for _, value in (*measured, *pruned)]
     chart = Chart(
@@ -247,32 +236,27 @@ def course(material: Material) -> Picture | None:
     return Picture("The search as it went", about, chart, Grid(columns, tuple(rows)))
 
 
-def _failures(trials: Sequence[Trial]) -> str:
-    counts = Counter(t.result.status.value for t in trials)
-    for status in (TrialStatus.COMPLETE, TrialStatus.PRUNED):
-        counts.pop(status.value, None)
-    return counts_text(counts)
-
-
-def _complete(trials: Sequence[Trial]) -> list[Trial]:
-    return [t for t in trials if t.result.status is TrialStatus.COMPLETE and t.rate_per_s]
-
-
-def _in_heats(material: Material, side: Side, name: str, without: Sequence[str]) -> list[_Seen]:
-    """Return the rates that the heats of a side measured at the values of a knob."""
+def _in_trials(material: Material, names: Sequence[str]) -> list[_Seen]:
+    """Return the rates and peaks of complete trials at the values of a knob, the first of these; the others mean
+    nothing without it."""
     return [
-        _Seen(int(e.config[name]), rate, f"heat {h.number} {_without(e.config, *without)}")
-        for h in material.heats
-        if h.heat.side == side
-        for e in h.heat.entrants
-        if name in e.config and (rate := _turns_per_s(e)) is not None
+        _Seen(int(t.config[names[0]]), t.rate_per_s, _without(t.config, *names), trial_peak_bytes(t))
+        for t in material.trials
+        if names[0] in t.config and t.result.status is TrialStatus.COMPLETE and t.rate_per_s
     ]
 
 
-def _turns_per_s(entrant: HeatEntrant) -> float | None:
-    turns = [turn for turn in entrant.turns if turn is not None]
-    seconds = sum(turn.seconds for turn in turns)
-    return sum(turn.samples for turn in turns) / seconds if seconds > 0 else None
+def _in_heats(material: Material, side: Side, names: Sequence[str]) -> list[_Seen]:
+    """Return the rates that the heats of a side measured at the values of a knob; see `_in_trials`."""
+    seen = []
+    for heat in (h for h in material.heats if h.heat.side == side):
+        for entrant in heat.heat.entrants:
+            turns = [turn for turn in entrant.turns if turn is not None]
+            seconds = sum(turn.seconds for turn in turns)
+            if names[0] in entrant.config and seconds > 0:
+                rest = f"heat {heat.number} {_without(entrant.config, *names)}"
+                seen.append(_Seen(int(entrant.config[names[0]]), sum(turn.samples for turn in turns) / seconds, rest))
+    return seen
 
 
 def _without(config: Config, *names: str) -> str:
@@ -332,6 +316,10 @@ def _thinned(ticks: tuple[float, ...]) -> tuple[float, ...]:
     return ticks
 
 
+def _best(seen: Sequence[_Seen], xs: Sequence[int]) -> dict[int, float | None]:
+    return {x: max((point.per_s for point in seen if point.x == x), default=None) for x in xs}
+
+
 def _rate(per_s: float | None) -> str:
     return "" if per_s is None else rate_text(per_s)
 
@@ -373,11 +361,11 @@ def waterfall(outcome: Outcome) -> Picture | None:
     measured = [part for part in by_gain(outcome.ablation) if part.gain and best.config.get(part.knob) == part.value]
     if not measured or best.speedup_ci95[0] <= 1 or outcome.found is not Finding.FASTER:
         return None
-    factors = [
-        Factor(f"{phrase(p.knob, p.value)} instead of {_phrase(p.knob, p.baseline_value)}: {_gain(p.gain)}", p.gain)
-        for p in measured
-        if p.gain is not None
-    ]
+    factors = []
+    for p in measured:
+        if p.gain is not None:
+            before = "none" if p.baseline_value is None else phrase(p.knob, p.baseline_value)
+            factors.append(Factor(f"{phrase(p.knob, p.value)} instead of {before}: {gain_words(p.gain)}", p.gain))
     rest = best.speedup
     for factor in factors:
         rest /= factor.factor[0]
@@ -386,7 +374,7 @@ def waterfall(outcome: Outcome) -> Picture | None:
         missing = f"{listed(not_measured)} not measured apart; " if not_measured else ""
         name = f"the rest ({missing}what they give only together): {ratio_text(rest)}"
         factors.append(Factor(name, (rest, None, None), rest=True))
-    whole = f"{ratio_text(best.speedup, best.speedup_ci95)} ({interval_text(best.speedup_ci95).replace(' to ', '–')})"
+    whole = gain_words((best.speedup, *best.speedup_ci95))
     begin, end = (rate_text(standing.samples_per_second) for standing in (baseline, best))
     steps = "; ".join(factor.name for factor in factors)
     unit = outcome.unit
@@ -399,17 +387,6 @@ def waterfall(outcome: Outcome) -> Picture | None:
         (best.speedup, *best.speedup_ci95),
     )
     return Picture("What each knob gave", about, plot)
-
-
-def _phrase(name: str, value: Value | None) -> str:
-    return "none" if value is None else phrase(name, value)
-
-
-def _gain(gain: tuple[float, float, float] | None) -> str:
-    if gain is None:
-        return ""
-    ratio, between = gain_text(gain)
-    return f"{ratio} ({between})"
 
 
 def intervals(outcome: Outcome, material: Material) -> Picture | None:

@@ -10,12 +10,9 @@ from rich.text import Text
 
 from autotune.base.records import (
     EAGER_FP32,
-    Bottleneck,
     Config,
     DataRef,
-    HeatEntrant,
     Hold,
-    HoldVerdict,
     KnobPart,
     LedgerRow,
     Outcome,
@@ -70,43 +67,35 @@ from autotune.space.formatting import (
     seconds_text,
     settings,
 )
-from autotune.study.history import BETWEEN
+from autotune.study.history import BETWEEN, total_row
 
-# The report's sections of figures: finalists, bottlenecks, the gain of each knob, and the ledger of seconds.
+# Finalists, bottlenecks, the gain of each knob, and the ledger of seconds.
 
 
 def finalists(outcome: Outcome, material: Material) -> Section:
     """Return the table of finalists with their intervals, followed by their configurations, which need more room."""
     ranked = standings(outcome)
     labels = [label_of(s, material.trials) for s in ranked]
-    rows = []
-    for standing, label in zip(ranked, labels, strict=True):
-        is_baseline = standing is outcome.baseline
-        rows.append(
-            (
-                label,
-                rate_text(standing.samples_per_second, standing.ci95),
-                *(("1.00×", "-") if is_baseline else gain_text((standing.speedup, *standing.speedup_ci95))),
-                str(standing.launches) if standing.verified else "1*",
-                memory_text(standing.peak_memory_bytes),
-                _trains(outcome, standing),
-                _holds(outcome, standing),
-            )
+    rows = tuple(
+        (
+            label,
+            rate_text(s.samples_per_second, s.ci95),
+            *(("1.00×", "-") if s is outcome.baseline else gain_text((s.speedup, *s.speedup_ci95))),
+            str(s.launches) if s.verified else "1*",
+            memory_text(s.peak_memory_bytes),
+            _trains(outcome, s),
+            _holds(outcome, s),
         )
+        for s, label in zip(ranked, labels, strict=True)
+    )
     titles = ("trial", outcome.unit, "speedup", "95 %", "launches", "peak\nmemory")
     columns = (*map(Column, titles), Column("trains", Kind.WORD), Column("holds", Kind.WORD))
     winning = key(outcome.best.config)
     winners = frozenset(i for i, s in enumerate(ranked) if i and key(s.config) == winning)
     configurations = tuple((f"trial {label}", _who(outcome, s)) for s, label in zip(ranked, labels, strict=True))
     derived = [label for label in labels if label.endswith("′")]
-    return Section(
-        "Finalists",
-        (
-            Grid(columns, tuple(rows), strong=winners),
-            Facts(configurations),
-            *paragraphs(_legend(outcome, ranked, derived)),
-        ),
-    )
+    legend = paragraphs(_legend(outcome, ranked, derived))
+    return Section("Finalists", (Grid(columns, rows, strong=winners), Facts(configurations), *legend))
 
 
 def _who(outcome: Outcome, standing: Standing) -> str:
@@ -165,19 +154,19 @@ def limits(outcome: Outcome, trials: Sequence[Trial]) -> list[Section]:
             else f"The winner waits for its loader {percent_text(share)} of the time."
         )
         return [Section("What limits it", paragraphs(line))]
-    rows = tuple(
-        (
-            _limited(outcome, b, trials),
-            _end_to_end(outcome, b),
-            _ceiling(b.device_only_per_s),
-            _ceiling(b.loader_only_per_s),
-            *([_ceiling(b.alone_per_s)] if outcome.ranks > 1 else []),
-            b.limit.value,
-        )
-        for b in outcome.bottlenecks
-    )
+    rows: list[tuple[str, ...]] = []
+    sentences: list[tuple[str, str]] = []
+    for b in outcome.bottlenecks:
+        # The rate decides which standing it is of, whose interval it then has.
+        standing = standing_of(outcome, b)
+        label = str(b.trial) if standing is None else label_of(standing, trials)
+        ceilings = [b.device_only_per_s, b.loader_only_per_s, *([b.alone_per_s] if outcome.ranks > 1 else [])]
+        known = ["not known" if ceiling is None else rate_text(ceiling[0], ceiling[1:]) for ceiling in ceilings]
+        rate = rate_text(b.samples_per_s, None if standing is None else standing.ci95)
+        rows.append((label, rate, *known, b.limit.value))
+        owner = f"trial {label}{' (baseline)' if b.trial == outcome.baseline.trial else ''}"
+        sentences.append((owner, full_stop(b.sentence)))
     titles = ["trial", "end to end", "device alone", "loader alone"]
-    sentences = Facts(tuple((_owner(outcome, b, trials), full_stop(b.sentence)) for b in outcome.bottlenecks))
     legend = (
         "Samples per second. The device alone trains on batches that are already there; the loader alone delivers "
         "batches that nobody trains on."
@@ -185,28 +174,8 @@ def limits(outcome: Outcome, trials: Sequence[Trial]) -> list[Section]:
     if outcome.ranks > 1:
         titles.append("no exchange")
         legend += " Without exchange, the device alone trains in ranks that do not average their gradients."
-    grid = Grid((*map(Column, titles), Column("verdict", Kind.WORD)), rows)
-    return [Section("What limits it", (grid, sentences, Paragraph(legend)))]
-
-
-def _limited(outcome: Outcome, bottleneck: Bottleneck, trials: Sequence[Trial]) -> str:
-    standing = standing_of(outcome, bottleneck)
-    return str(bottleneck.trial) if standing is None else label_of(standing, trials)
-
-
-def _end_to_end(outcome: Outcome, bottleneck: Bottleneck) -> str:
-    """Format an end-to-end rate with the interval of its standing."""
-    standing = standing_of(outcome, bottleneck)
-    return rate_text(bottleneck.samples_per_s, standing.ci95 if standing is not None else None)
-
-
-def _ceiling(rate: tuple[float, float, float] | None) -> str:
-    return "not known" if rate is None else rate_text(rate[0], rate[1:])
-
-
-def _owner(outcome: Outcome, bottleneck: Bottleneck, trials: Sequence[Trial]) -> str:
-    baseline = " (baseline)" if bottleneck.trial == outcome.baseline.trial else ""
-    return f"trial {_limited(outcome, bottleneck, trials)}{baseline}"
+    grid = Grid((*map(Column, titles), Column("verdict", Kind.WORD)), tuple(rows))
+    return [Section("What limits it", (grid, Facts(tuple(sentences)), Paragraph(legend)))]
 
 
 def knobs(outcome: Outcome) -> list[Section]:
@@ -217,13 +186,8 @@ def knobs(outcome: Outcome) -> list[Section]:
     if not outcome.ablation:
         return [Section(title, paragraphs("It was not measured."))]
     rows = tuple(_knob(part, outcome.best.config) for part in by_gain(outcome.ablation))
-    columns = (
-        Column("knob", Kind.WORD),
-        Column("from → to", Kind.TEXT),
-        Column("gain"),
-        Column("95 %"),
-        Column("remark", Kind.TEXT),
-    )
+    change = (Column("knob", Kind.WORD), Column("from → to", Kind.TEXT))
+    columns = (*change, Column("gain"), Column("95 %"), Column("remark", Kind.TEXT))
     legend = (
         "Gain: the rate of the winner over that of the winner with this one knob set back to the baseline's value. "
         "Knobs build on each other, so the gains do not multiply to the whole speedup."
@@ -255,53 +219,32 @@ def ledger(outcome: Outcome) -> list[Section]:
     """Return how the seconds of all launches were spent, as a section."""
     title = "Where the time went"
     if not outcome.ledger:
-        kept = seconds_text(outcome.measured_s)
-        return [
-            Section(
-                title,
-                paragraphs(f"{seconds_text(outcome.elapsed_s)} of searching, of which {kept} inside kept windows."),
-            )
-        ]
-    total = _total(outcome.ledger)
+        kept = f"of which {seconds_text(outcome.measured_s)} inside kept windows"
+        return [Section(title, paragraphs(f"{seconds_text(outcome.elapsed_s)} of searching, {kept}."))]
+    total = total_row("in all", outcome.ledger)
     rows = tuple(_ledger_row(row, 0 if total.seconds >= 1000 else 1) for row in (*outcome.ledger, total))
     titles = ("launches", "time", "start", "compile", "warm-up", "kept", "rest", "kept\nshare")
     columns = (Column("purpose", Kind.TEXT), *map(Column, titles))
-    waited = (
-        f"Waiting for a quiet device took another {seconds_text(outcome.wait_s)}, which the budget does not count."
-        if outcome.wait_s >= 1
-        else None
-    )
+    waited = f"Waiting for a quiet device took another {seconds_text(outcome.wait_s)}, which the budget does not count."
     elapsed = seconds_text(outcome.elapsed_s)
     beside = f"Trials ran side by side on {outcome.devices} devices: the search itself took {elapsed}."
-    side_by_side = beside if outcome.devices > 1 else None
-    spent = " ".join(filter(None, (ledger_line(outcome.ledger), side_by_side, _searching(outcome.ledger), waited)))
-    legend = "Times in seconds. Start: loading and building. Compile: the first step. Kept: windows that count."
-    return [Section(title, (Grid(columns, rows, total=True), *paragraphs(legend, spent)))]
-
-
-def _total(rows: Sequence[LedgerRow]) -> LedgerRow:
-    return LedgerRow(
-        purpose="in all",
-        launches=sum(r.launches for r in rows),
-        seconds=sum(r.seconds for r in rows),
-        start_s=sum(r.start_s for r in rows),
-        compile_s=sum(r.compile_s for r in rows),
-        warmup_s=sum(r.warmup_s for r in rows),
-        kept_s=sum(r.kept_s for r in rows),
-        rest_s=sum(r.rest_s for r in rows),
+    spent = (
+        ledger_line(outcome.ledger),
+        beside if outcome.devices > 1 else None,
+        _searching(outcome.ledger),
+        waited if outcome.wait_s >= 1 else None,
     )
+    legend = "Times in seconds. Start: loading and building. Compile: the first step. Kept: windows that count."
+    return [Section(title, (Grid(columns, rows, total=True), *paragraphs(legend, " ".join(filter(None, spent)))))]
 
 
 def _ledger_row(row: LedgerRow, decimals: int) -> tuple[str, ...]:
-    parts = (row.seconds, row.start_s, row.compile_s, row.warmup_s, row.kept_s, row.rest_s)
+    parts_s = (row.seconds, row.start_s, row.compile_s, row.warmup_s, row.kept_s, row.rest_s)
+    parts = [f"{s:,.{decimals}f}" if s >= 0.05 else "-" for s in parts_s]
+    if row.purpose == BETWEEN:
+        return row.purpose, "-", *parts, "-"
     share = percent_text(row.kept_s / row.seconds) if row.seconds > 0 else "-"
-    launches = "-" if row.purpose == BETWEEN else f"{row.launches:,}"
-    return (
-        row.purpose,
-        launches,
-        *(f"{s:,.{decimals}f}" if s >= 0.05 else "-" for s in parts),
-        "-" if row.purpose == BETWEEN else share,
-    )
+    return row.purpose, f"{row.launches:,}", *parts, share
 
 
 def _searching(rows: Sequence[LedgerRow]) -> str | None:
@@ -339,18 +282,13 @@ def trains(outcome: Outcome) -> list[Section]:
             {True: "passed", False: "fast but wrong", None: "not checked"}[check.passed],
             _figure(check.distance),
             _figure(check.tolerance),
-            *((_metrics(check),) if measured else ()),
+            *((f"{_figure(check.metric)} ({_figure(check.reference_metric)})",) if measured else ()),
         )
         for check in outcome.checks
     )
-    columns = (
-        Column("trials", Kind.WORD),
-        Column("checked as", Kind.TEXT),
-        Column("result", Kind.WORD),
-        Column("distance"),
-        Column("tolerance"),
-        *((Column("metric (reference)"),) if measured else ()),
-    )
+    titles = ("distance", "tolerance", *(("metric (reference)",) if measured else ()))
+    checked = (Column("trials", Kind.WORD), Column("checked as", Kind.TEXT), Column("result", Kind.WORD))
+    columns = (*checked, *map(Column, titles))
     parts: list[Part] = [*paragraphs(_what_checks_compare(outcome)), Grid(columns, rows)]
     parts += facts(*((listed_trials(sorted(c.trials)), full_stop(c.reason)) for c in outcome.checks if c.reason))
     parts += _curves(outcome.checks)
@@ -373,14 +311,8 @@ def delivers(outcome: Outcome) -> list[Section]:
         )
         for verdict in compared
     )
-    columns = (
-        Column("trial", Kind.WORD),
-        Column("configuration", Kind.TEXT),
-        Column("data", Kind.WORD),
-        Column("batches"),
-        Column("samples"),
-        Column("epochs"),
-    )
+    compares = (Column("trial", Kind.WORD), Column("configuration", Kind.TEXT), Column("data", Kind.WORD))
+    columns = (*compares, *map(Column, ("batches", "samples", "epochs")))
     legend = (
         "Digests of what a loader delivers, beside those of the baseline's, for the same samples in the same order: "
         "the first batches of two epochs, each drawn twice, by one worker after the other. The global generators of "
@@ -406,10 +338,6 @@ def _what_checks_compare(outcome: Outcome) -> str:
         "the mean difference between the two losses; a small part of the loss is accepted, and more where eager fp32 "
         "under other seeds lies further apart."
     )
-
-
-def _metrics(check: TrainVerdict) -> str:
-    return f"{_figure(check.metric)} ({_figure(check.reference_metric)})"
 
 
 def _figure(value: float | None) -> str:
@@ -439,23 +367,6 @@ def _peak(held_bytes: int, timed_bytes: int | None) -> str:
     return f"{text} in this training, {memory_text(timed_bytes)} at most in the launches that were timed"
 
 
-def _sustained(verdict: HoldVerdict, unit: str) -> list[tuple[str, str]]:
-    hold = verdict.hold
-    if hold is None or verdict.sustained_per_s is None:
-        return []
-    clock = "" if hold.sm_clock_mhz is None else f", at {hold.sm_clock_mhz:,} MHz"
-    return [
-        ("sustained rate", f"{rate_text(verdict.sustained_per_s)} {unit} over {seconds_text(hold.sustained_s)}{clock}")
-    ]
-
-
-def _first_step(hold: Hold) -> list[tuple[str, str]]:
-    """Return the first step's memory if it exceeds the training's peak."""
-    if hold.first_step_bytes is None or hold.first_step_bytes <= hold.peak_bytes:
-        return []
-    return [("first step", f"{memory_text(hold.first_step_bytes)}, of which later steps need no more than the peak")]
-
-
 def _evaluation(hold: Hold) -> str:
     if hold.evaluated is None:
         return "not run"
@@ -478,28 +389,28 @@ def holds(outcome: Outcome) -> list[Section]:
     if hold is None:
         return [Section(title, paragraphs(line))]
     settled = "memory had settled" if hold.settled else "memory was still growing"
+    trained = f"{count(hold.steps, 'step')} in {seconds_text(hold.seconds)}"
     free = f"{percent_text(hold.headroom)} of {memory_text(hold.capacity_bytes)} stay free"
-    results = Facts(
-        (
-            (
-                "trained",
-                f"trial {verdict.trial}, {count(hold.steps, 'step')} in {seconds_text(hold.seconds)}; {settled}",
-            ),
-            ("peak memory", _peak(hold.peak_bytes, outcome.best.peak_memory_bytes)),
-            *_first_step(hold),
-            ("headroom", f"{free}; {percent_text(verdict.headroom_wanted)} are wanted"),
-            *([("alloc retries", f"{hold.alloc_retries:,}")] if hold.alloc_retries is not None else []),
-            *_sustained(verdict, outcome.unit),
-            ("evaluation", _evaluation(hold)),
-            (
-                "largest sample",
-                f"{memory_text(hold.largest_bytes)}, trained on"
-                if hold.largest_bytes
-                else "all samples have one shape",
-            ),
-        )
+    sustained: str | None = None
+    first_step: str | None = None
+    if verdict.sustained_per_s is not None:
+        clock = "" if hold.sm_clock_mhz is None else f", at {hold.sm_clock_mhz:,} MHz"
+        rate = f"{rate_text(verdict.sustained_per_s)} {outcome.unit}"
+        sustained = f"{rate} over {seconds_text(hold.sustained_s)}{clock}"
+    if hold.first_step_bytes is not None and hold.first_step_bytes > hold.peak_bytes:
+        first_step = f"{memory_text(hold.first_step_bytes)}, of which later steps need no more than the peak"
+    largest = f"{memory_text(hold.largest_bytes)}, trained on" if hold.largest_bytes else "all samples have one shape"
+    results = facts(
+        ("trained", f"trial {verdict.trial}, {trained}; {settled}"),
+        ("peak memory", _peak(hold.peak_bytes, outcome.best.peak_memory_bytes)),
+        ("first step", first_step),
+        ("headroom", f"{free}; {percent_text(verdict.headroom_wanted)} are wanted"),
+        ("alloc retries", None if hold.alloc_retries is None else f"{hold.alloc_retries:,}"),
+        ("sustained rate", sustained),
+        ("evaluation", _evaluation(hold)),
+        ("largest sample", largest),
     )
-    return [Section(title, (*paragraphs("Yes." if verdict.passed else line), results))]
+    return [Section(title, (*paragraphs("Yes." if verdict.passed else line), *results))]
 
 
 # What a whole training takes: hours and money for the requested epochs or samples, depending on where its files come
@@ -614,26 +525,19 @@ def epochs(outcome: Outcome, material: Material) -> list[Section]:
     if spec.epochs is None and spec.samples is None:
         return []
     if whole is None:
-        return [
-            Section("Epochs", paragraphs("How many samples an epoch has is not known, and so neither is its time."))
-        ]
+        unknown = "How many samples an epoch has is not known, and so neither is its time."
+        return [Section("Epochs", paragraphs(unknown))]
     standings = {key(s.config): s for s in (outcome.baseline, outcome.best_same_batch, outcome.best)}
     apart = data is not None and data.first_epoch_apart
     rows = tuple(_row(outcome, s, whole, material.trials, apart=apart) for s in standings.values())
     titles = ("trial", "first epoch", "a later one", "from a local copy", whole.words)
-    return [
-        Section(
-            "Epochs",
-            (
-                Grid((*map(Column, titles), Column("configuration", Kind.TEXT)), rows),
-                *facts(
-                    ("an epoch", None if whole.epoch_samples is None else f"{whole.epoch_samples:,} samples"),
-                    ("where its files come from", _state(outcome, data)),
-                    ("what the launches read", _read(outcome, data)),
-                ),
-            ),
-        )
-    ]
+    reading = facts(
+        ("an epoch", None if whole.epoch_samples is None else f"{whole.epoch_samples:,} samples"),
+        ("where its files come from", _state(data)),
+        ("what the launches read", _read(outcome, data)),
+    )
+    grid = Grid((*map(Column, titles), Column("configuration", Kind.TEXT)), rows)
+    return [Section("Epochs", (grid, *reading))]
 
 
 def _row(
@@ -654,7 +558,7 @@ def _row(
     )
 
 
-def _state(outcome: Outcome, data: DataRef | None) -> str | None:
+def _state(data: DataRef | None) -> str | None:
     """Return where a training's files come from, which decides which of the figures apply to it."""
     if data is None or data.kind == "synthetic":
         return None
@@ -687,7 +591,6 @@ def _read(outcome: Outcome, data: DataRef | None) -> str | None:
 
 # The report's section on heats, for readers who have never heard of them.
 
-
 WHAT = (
     "In a heat several configurations train in turns, in random order, in one process and with the same weights. "
     "Whatever slows the machine down slows all of them alike, so their ratios are surer than those of separate "
@@ -700,9 +603,11 @@ def heats(found: Sequence[StudyHeat], baseline: Config | None) -> list[Section]:
     """Return the heats of a search as a section; empty if there were none."""
     if not found:
         return []
+    titles = (Column("configuration", Kind.TEXT), Column("rate"), Column("95 %"), Column("turns"))
+    columns = (*titles, Column("remark", Kind.TEXT))
     parts: list[Part] = [Paragraph(WHAT)]
     for heat in found:
-        parts += _heat(heat, baseline or {})
+        parts += [Paragraph(_line(heat)), Grid(columns, _rows(heat, baseline or {}))]
     return [Section("Heats", tuple(parts))]
 
 
@@ -719,41 +624,18 @@ def _line(heat: StudyHeat) -> str:
     return f"Heat {heat.number}: {compared}, {alone(heat.heat.side)}; {one_line(heat.heat.ended)}."
 
 
-def _heat(heat: StudyHeat, baseline: Config) -> list[Part]:
-    titles = (Column("configuration", Kind.TEXT), Column("rate"), Column("95 %"), Column("turns"))
-    return [Paragraph(_line(heat)), Grid((*titles, Column("remark", Kind.TEXT)), _rows(heat, baseline))]
-
-
 def _rows(heat: StudyHeat, baseline: Config) -> tuple[tuple[str, ...], ...]:
     """Return rows of configuration, rate relative to the reference, its interval, number of turns, and a remark."""
-    entrants = heat.heat.entrants
-    reference = heat.heat.reference
-    return tuple(
-        (
-            _entrant_text(e.config, baseline),
-            *(("1.00×", "-") if e is reference and e.ratio else _gain(e)),
-            str(sum(turn is not None for turn in e.turns)),
-            "the reference" if e is reference and e.ratio else _remark(e),
-        )
-        for e in sorted(entrants, key=lambda e: -(e.ratio or 0.0))
-    )
-
-
-def _entrant_text(config: Config, baseline: Config) -> str:
-    return f"the baseline: {settings(config)}" if config == baseline else describe(config, baseline)
-
-
-def _gain(entrant: HeatEntrant) -> tuple[str, str]:
-    if entrant.ratio is None:
-        return "-", "-"
-    if entrant.ratio_ci95 is None:
-        return ratio_text(entrant.ratio), "-"
-    return gain_text((entrant.ratio, *entrant.ratio_ci95))
-
-
-def _remark(entrant: HeatEntrant) -> str:
-    if entrant.status is TrialStatus.COMPLETE:
-        return ""
-    if entrant.status is TrialStatus.PRUNED:
-        return "dropped out, certainly behind"
-    return full_stop(f"{entrant.status}: {one_line(entrant.cause or '')}").rstrip(".")
+    rows = []
+    remarks = {TrialStatus.COMPLETE: "", TrialStatus.PRUNED: "dropped out, certainly behind"}
+    for e in sorted(heat.heat.entrants, key=lambda e: -(e.ratio or 0.0)):
+        if e is heat.heat.reference and e.ratio:
+            gain, remark = ("1.00×", "-"), "the reference"
+        else:
+            failed = full_stop(f"{e.status}: {one_line(e.cause or '')}").rstrip(".")
+            gain, remark = ("-" if e.ratio is None else ratio_text(e.ratio), "-"), remarks.get(e.status, failed)
+            if e.ratio is not None and e.ratio_ci95 is not None:
+                gain = gain_text((e.ratio, *e.ratio_ci95))
+        who = f"the baseline: {settings(e.config)}" if e.config == baseline else describe(e.config, baseline)
+        rows.append((who, *gain, str(sum(turn is not None for turn in e.turns)), remark))
+    return tuple(rows)

@@ -1,4 +1,4 @@
-"""A search in sentences. Its answer in one, the headline, is in `autotune.report.headline`."""
+"""A search in sentences. Its answer in one, the headline, is in `autotune.report.full_report`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from statistics import median
 
 from autotune.base.records import (
     Bottleneck,
-    BreakEven,
     Config,
     DataVerdict,
     Finding,
@@ -45,8 +44,6 @@ from autotune.space.formatting import (
 )
 from autotune.study.history import BETWEEN
 from autotune.workload.learning_rate import follows
-
-# Sentences about an outcome, in plain text, shared by the table at the end of a search and the report.
 
 #: Takes the number of ranks.
 RANKS = "{} ranks train together: rates are of all of them, batch sizes and memory each one's."
@@ -166,20 +163,16 @@ def dropped_lines(outcome: Outcome, trials: Sequence[Trial]) -> list[str]:
     """Return one sentence per dropped finalist: its configuration, its rate in the search, and why it was dropped."""
     by_number = {t.number: t for t in trials}
     lines = []
-    for number, reason in outcome.dropped.items():
-        subject = f"Trial {number}"
+    for number, text in outcome.dropped.items():
+        subject, reason = f"Trial {number}", one_line(text)
         trial = by_number.get(number)
         if trial is not None:
             rate = "" if trial.rate_per_s is None else f", {trial_rate_text(trial)} {outcome.unit} in the search"
             subject += f" ({describe(trial.config, outcome.baseline.config)}{rate})"
-        lines.append(full_stop(f"{subject} {_predicate(one_line(reason))}"))
+        verb = "was " if reason.startswith("fast but wrong") else "is out: "
+        verb = "" if reason.startswith(("did ", "ended ")) else verb
+        lines.append(full_stop(f"{subject} {verb}{reason}"))
     return lines
-
-
-def _predicate(reason: str) -> str:
-    if reason.startswith(("did ", "ended ")):
-        return reason
-    return f"was {reason}" if reason.startswith("fast but wrong") else f"is out: {reason}"
 
 
 def trains_line(check: TrainVerdict | None) -> str | None:
@@ -297,26 +290,20 @@ def knobs_line(outcome: Outcome) -> str | None:
     measured = by_gain(outcome.ablation)
     set_back = [phrase(p.knob, p.value) for p in measured if best.get(p.knob) == baseline.get(p.knob)]
     parts = [p for p in measured if best.get(p.knob) != baseline.get(p.knob)]
-    helpful = [f"{phrase(p.knob, p.value)} {_gain(p.gain)}" for p in parts if p.gain and p.gain[1] > 1]
-    no_gain = [
-        phrase(p.knob, p.value) for p in parts if p.gain and p.gain[1] <= 1 and p.launches != 1 and not p.in_heat
-    ]
-    no_gain_in_heat = [
-        phrase(p.knob, p.value) for p in parts if p.gain and p.gain[1] <= 1 and p.launches != 1 and p.in_heat
-    ]
-    no_gain_once = [phrase(p.knob, p.value) for p in parts if p.gain and p.gain[1] <= 1 and p.launches == 1]
-    not_measured = [phrase(p.knob, p.value) for p in parts if not p.gain]
-    clauses = [
-        f"What gave it: {', '.join(helpful)}" if helpful else "",
-        f"not shown to matter, but no better without: {', '.join(no_gain)}" if no_gain else "",
-        f"not shown to matter in a heat: {', '.join(no_gain_in_heat)}" if no_gain_in_heat else "",
-        f"not shown to matter by one launch without, too little to set back: {', '.join(no_gain_once)}"
-        if no_gain_once
-        else "",
-        f"set back, as it was not shown to matter: {', '.join(set_back)}" if set_back else "",
-        f"gain not measured: {', '.join(not_measured)}" if not_measured else "",
-    ]
-    return full_stop("; ".join(filter(None, clauses))) if measured else None
+    useless = [p for p in parts if p.gain and p.gain[1] <= 1]
+    again = [p for p in useless if p.launches != 1]
+    clauses = {
+        "What gave it": [f"{phrase(p.knob, p.value)} {gain_words(p.gain)}" for p in parts if p.gain and p.gain[1] > 1],
+        "not shown to matter, but no better without": [phrase(p.knob, p.value) for p in again if not p.in_heat],
+        "not shown to matter in a heat": [phrase(p.knob, p.value) for p in again if p.in_heat],
+        "not shown to matter by one launch without, too little to set back": [
+            phrase(p.knob, p.value) for p in useless if p.launches == 1
+        ],
+        "set back, as it was not shown to matter": set_back,
+        "gain not measured": [phrase(p.knob, p.value) for p in parts if not p.gain],
+    }
+    said = "; ".join(f"{words}: {', '.join(phrases)}" for words, phrases in clauses.items() if phrases)
+    return full_stop(said) if measured else None
 
 
 def ledger_line(rows: Sequence[LedgerRow]) -> str | None:
@@ -355,19 +342,15 @@ def edge_lines(outcome: Outcome) -> list[str]:
     ]
 
 
-def _gain(gain: tuple[float, float, float]) -> str:
-    ratio, between = gain_text(gain)
-    return f"{ratio} ({between})"
-
-
 def gain_text(gain: tuple[float, float, float]) -> tuple[str, str]:
     """Format a ratio and its interval as two table cells."""
     return ratio_text(gain[0], gain[1:]), interval_text(gain[1:]).replace(" to ", "–")
 
 
-def left_line(outcome: Outcome) -> str | None:
-    """Return a sentence on the files that a script's launches may have left in its folder, and how to prevent that."""
-    return None if outcome.left is None else left_text(outcome.left, outcome.own_folders)
+def gain_words(gain: tuple[float, float, float]) -> str:
+    """Format a ratio and its interval: ``2.06× (2.03–2.09)``."""
+    ratio, interval = gain_text(gain)
+    return f"{ratio} ({interval})"
 
 
 def left_text(left: LeftFiles, own_folders: Sequence[str]) -> str:
@@ -435,7 +418,6 @@ def listed_trials(numbers: Sequence[int | str]) -> str:
 
 # The verdict on a search as data, from which the table at the end of a search and the report are both rendered.
 
-
 NOTHING_FASTER = "No configuration was shown to be faster than the baseline."
 NO_VERDICT = "No verdict, and no profile."
 SAME_MATHS = "Epochs, updates and learning rate stay as they are."
@@ -443,14 +425,8 @@ SAME_MATHS = "Epochs, updates and learning rate stay as they are."
 
 @dataclass(frozen=True)
 class Won:
-    """A winning configuration, overall or at the user's batch size.
-
-    Attributes:
-        label: the label of its trial.
-        is_baseline: whether it is the baseline itself.
-        shown: whether it was shown to be faster than the baseline.
-        consequence: how it changes the training, in sentences.
-    """
+    """A winning configuration, overall or at the user's batch size, and whether it was shown to be faster than the
+    baseline. The consequence is how it changes the training, in sentences."""
 
     standing: Standing
     label: str
@@ -496,21 +472,43 @@ class SearchVerdict:
 
 
 def verdict_on(outcome: Outcome, trials: Sequence[Trial]) -> SearchVerdict:
-    """Return the verdict on a finished search."""
     best, own = outcome.best, outcome.best_same_batch
     anything = outcome.found in (Finding.FASTER, Finding.LIKELY)
-    changes = _unchanged(outcome, own) if key(best.config) == key(own.config) else _what_changes(outcome, trials)
-    pays = outcome.break_even
+    gaps = unchecked(outcome, own)
+    unchanged = SAME_MATHS if gaps is None else f"{SAME_MATHS} Not checked: {gaps}."
+    changes = unchanged if key(best.config) == key(own.config) else _what_changes(outcome, trials)
+    tie = full_stop(outcome.tie) if outcome.tie else None
+    likely: str | None = None
+    advice: str | None = None
+    if outcome.found is Finding.OPEN:
+        advice = " ".join(full_stop(part) for part in (outcome.because, outcome.advice) if part)
+    elif not anything:
+        tried = "is left" if outcome.dropped else "was tried"
+        advice = f"{tie or f'It is the best of what {tried}.'} Keep what you have."
+    if outcome.evidence is not None:
+        because = f", because {one_line(outcome.because).rstrip('.')}" if outcome.because else ""
+        evidence = f"This is likely, by {one_line(outcome.evidence)}"
+        likely = f"{evidence}. It is not proven by separate launches in turns{because}."
+    check, hold = check_of(outcome, best), outcome.hold
+    cautions = (
+        trains_line(check) if check is not None and not check.passed else None,
+        holds_line(hold) if hold is not None and not hold.passed else None,
+    )
+    baseline = key(outcome.baseline.config)
+    won, own_won = (
+        Won(one, label_of(one, trials), key(one.config) == baseline, one.speedup_ci95[0] > 1, consequence)
+        for one, consequence in ((best, changes), (own, unchanged))
+    )
     return SearchVerdict(
         nothing_faster=None if anything else NO_VERDICT if outcome.found is Finding.OPEN else NOTHING_FASTER,
-        advice=None if anything else _advice(outcome),
-        best=_won(best, outcome, trials, changes),
-        own=_won(own, outcome, trials, changes if key(best.config) == key(own.config) else _unchanged(outcome, own)),
+        advice=advice,
+        best=won,
+        own=own_won,
         own_title=_own_title(outcome),
-        likely=_likely(outcome),
-        tie=full_stop(outcome.tie) if outcome.tie and anything else None,
-        cautions=_cautions(outcome),
-        break_even=None if pays is None else _break_even(pays, outcome.baseline.config, outcome.unit),
+        likely=likely,
+        tie=tie if anything else None,
+        cautions=" ".join(filter(None, cautions)) or None,
+        break_even=_break_even(outcome),
         dropped=tuple(dropped_lines(outcome, trials)),
         edges=tuple(edge_lines(outcome)),
     )
@@ -539,39 +537,6 @@ def _own_title(outcome: Outcome) -> str:
     return f"at your own batch size ({baseline})"
 
 
-def _unchanged(outcome: Outcome, standing: Standing) -> str:
-    gaps = unchecked(outcome, standing)
-    return SAME_MATHS if gaps is None else f"{SAME_MATHS} Not checked: {gaps}."
-
-
-def _won(standing: Standing, outcome: Outcome, trials: Sequence[Trial], consequence: str) -> Won:
-    return Won(
-        standing=standing,
-        label=label_of(standing, trials),
-        is_baseline=key(standing.config) == key(outcome.baseline.config),
-        shown=standing.speedup_ci95[0] > 1,
-        consequence=consequence,
-    )
-
-
-def _likely(outcome: Outcome) -> str | None:
-    if outcome.evidence is None:
-        return None
-    reason = f", because {one_line(outcome.because).rstrip('.')}" if outcome.because else ""
-    return f"This is likely, by {one_line(outcome.evidence)}. It is not proven by separate launches in turns{reason}."
-
-
-def _advice(outcome: Outcome) -> str:
-    if outcome.found is Finding.OPEN:
-        return " ".join(full_stop(part) for part in (outcome.because, outcome.advice) if part)
-    tie = f"{full_stop(outcome.tie)} " if outcome.tie else ""
-    return f"{tie or f'It is the best of what {_tried(outcome)}. '}Keep what you have."
-
-
-def _tried(outcome: Outcome) -> str:
-    return "is left" if outcome.dropped else "was tried"
-
-
 def _what_changes(outcome: Outcome, trials: Sequence[Trial]) -> str:
     """Describe how the winner, whose maths differ from the baseline's, changes the training."""
     standing, baseline = outcome.best, outcome.baseline.config
@@ -592,32 +557,21 @@ def _what_changes(outcome: Outcome, trials: Sequence[Trial]) -> str:
         if measured is not None and measured.epoch_samples:
             now, before = (math.ceil(measured.epoch_samples / outcome.ranks / size) for size in (batch, baseline_batch))
             steps = f": an epoch is {count(now, 'step')} instead of {before:,}"
+        launches = (measured, measurement_of(outcome.baseline, trials))
+        rate_now, rate_before = (None if launch is None else launch.learning_rate for launch in launches)
         parts.append(
             f"Batch {batch} instead of {baseline_batch}{steps}. The same number of epochs makes {factor:.3g}× {word} "
-            f"updates. {_learning_rate(outcome, trials)}"
+            f"updates. {follows(batch, baseline_batch, now=rate_now, was=rate_before)}"
         )
     return ". ".join(parts) + "."
 
 
-def _learning_rate(outcome: Outcome, trials: Sequence[Trial]) -> str:
-    """Return what usually happens to the learning rate with the winner's batch size, as a sentence."""
-    launches = (measurement_of(standing, trials) for standing in (outcome.best, outcome.baseline))
-    now, before = (None if launch is None else launch.learning_rate for launch in launches)
-    return follows(batch_of(outcome.best.config), batch_of(outcome.baseline.config), now=now, was=before)
-
-
-def _cautions(outcome: Outcome) -> str | None:
-    check, hold = check_of(outcome, outcome.best), outcome.hold
-    lines = (
-        trains_line(check) if check is not None and not check.passed else None,
-        holds_line(hold) if hold is not None and not hold.passed else None,
-    )
-    return " ".join(filter(None, lines)) or None
-
-
-def _break_even(pays: BreakEven, baseline: Config, unit: str) -> str:
+def _break_even(outcome: Outcome) -> str | None:
+    pays, baseline = outcome.break_even, outcome.baseline.config
+    if pays is None:
+        return None
     rival = "the baseline" if key(pays.eager_config) == key(baseline) else describe(pays.eager_config, baseline)
-    eager = f"{rival}, {rate_text(pays.eager_samples_per_second)} {unit}"
+    eager = f"{rival}, {rate_text(pays.eager_samples_per_second)} {outcome.unit}"
     when = f"after {count(pays.steps, 'step')}" if pays.steps else "from the first step"
     cost = seconds_text(pays.compile_s)
     return f"Compiling costs {cost}, and is ahead of the best eager finalist ({eager}) {when}."

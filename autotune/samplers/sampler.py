@@ -113,13 +113,11 @@ def tell(
 
 
 def heats_of(study: optuna.Study) -> list[StudyHeat]:
-    """Return the heats of a study, in order."""
     attributes = study.user_attrs
     return [StudyHeat.model_validate(attributes[name]) for name in sorted(attributes) if name.startswith(HEAT)]
 
 
 # Restricts any Optuna sampler to configurations that are legal, new and not known to fail.
-
 
 SAMPLERS = ("auto", "tpe", "tpe-multivariate", "gp", "random", "grid")
 #: How many proposals to request from the inner sampler before taking the nearest neighbour of the last one. Optuna
@@ -168,12 +166,16 @@ class HeatProposal:
         least_per_s: what a second is worth elsewhere in the search: the improvement it brings, in natural logarithms of
             the objective.
         seconds: expected duration of the heat.
+        gain: expected improvement of the best entrant over the best so far, in natural logarithms. more: by how much
+            that exceeds the expected improvement of the single most promising entrant.
     """
 
     side: Side
     entrants: tuple[Config, ...]
     least_per_s: float
     seconds: float
+    gain: float
+    more: float
 
 
 class Searcher(BaseSampler):
@@ -294,7 +296,6 @@ class CompleteView:
         self._asked: optuna.Trial | None = None
 
     def of(self, study: optuna.Study) -> optuna.Study:
-        """Return the view, updated from the study."""
         finished = [t for t in study.get_trials(deepcopy=False) if t.state.is_finished()]
         for trial in finished:
             value = trial.value if trial.value is not None else trial.intermediate_values.get(1)
@@ -422,10 +423,15 @@ class CostModel:
 
     def plain_s(self, config: Config, rate_per_s: float | None = None) -> float:
         """Return the approximate duration of a trial without compiling; see `expected_s`."""
-        fixed_s, _ = self.line
-        step_s = self.usual_step_s if rate_per_s is None else int(config["batch_size"]) / rate_per_s
+        fixed_s, steps = self.line
+        if rate_per_s is None:
+            step_s = median([step_s for _, step_s in self._plain] or [0.0])
+        else:
+            step_s = int(config["batch_size"]) / rate_per_s
         fixed_s = max(0.0, fixed_s - self.startup_s + self.starts_s(config))
-        return fixed_s + self.steps_of(config) * step_s + self.queue_s(config)
+        # A script that trains already takes fewer.
+        steps = max(0.0, steps - UNSEEN_STEPS) if self.follows(config) else steps
+        return fixed_s + steps * step_s + self.queue_s(config)
 
     def queue_s(self, config: Config) -> float:
         """Return how long it takes to empty the loader's queue, and to give its memory back: of a full queue, or of
@@ -439,11 +445,6 @@ class CostModel:
             first_s = self._first_step_s + self._compile_s.get(mode, 0.0 if mode == "off" else math.inf)
             samples = min(samples, workers * made_per_s * first_s)
         return samples * self._sample_bytes / EMPTIED_BYTES_PER_S
-
-    def steps_of(self, config: Config) -> float:
-        """Return how many steps a trial takes beside its fixed seconds: fewer in a script that trains already."""
-        _, steps = self.line
-        return max(0.0, steps - UNSEEN_STEPS) if self.follows(config) else steps
 
     def starts_s(self, config: Config) -> float:
         """Return how long a launch takes until its first step."""
@@ -470,17 +471,20 @@ class CostModel:
         return mode == "off" or mode in self._compile_s
 
     @property
-    def usual_step_s(self) -> float:
-        """Step time of the median trial."""
-        return median([step_s for _, step_s in self._plain] or [0.0])
-
-    @property
     def line(self) -> tuple[float, float]:
         """Fixed seconds of a trial, and the number of steps it runs in addition."""
-        if not self._plain:
+        points = self._plain
+        if not points:
             return self._usual_s, 0.0
         if self._line is None:
-            self._line = _line(self._plain)
+            centre = sum(step_s for _, step_s in points) / len(points)
+            walls_s = sum(wall_s for wall_s, _ in points) / len(points)
+            # A ridge penalty towards STEPS, scaled to trials that scatter by a second.
+            ridge = 1 / STEPS_SD**2
+            covariance = sum((s - centre) * (w - walls_s) for w, s in points) + ridge * STEPS
+            slope = max(0.0, covariance / (sum((s - centre) ** 2 for _, s in points) + ridge))
+            # Outliers (disturbed trials) affect the fixed part only via a median.
+            self._line = max(0.0, median(w - slope * s for w, s in points)), slope
         return self._line
 
 
@@ -501,19 +505,6 @@ def cold_compiles(trials: Sequence[Trial], heats: Sequence[Heat]) -> dict[str, f
         if mode_of(config) != "off":
             longest[graph(config)] = max(seconds, longest.get(graph(config), 0.0))
     return longest
-
-
-def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return the fixed seconds and the steps. Outliers (disturbed trials) affect the fixed part only via a median."""
-    step_times = [step_s for _, step_s in points]
-    centre = sum(step_times) / len(points)
-    walls = sum(w for w, _ in points) / len(points)
-    # A ridge penalty towards STEPS, scaled to trials that scatter by a second.
-    ridge = 1 / STEPS_SD**2
-    denominator = sum((s - centre) ** 2 for s in step_times) + ridge
-    slope = (sum((s - centre) * (w - walls) for w, s in points) + ridge * STEPS) / denominator
-    slope = max(0.0, slope)
-    return max(0.0, median(w - slope * s for w, s in points)), slope
 
 
 # What finished trials teach a search and its sampler: configurations to avoid, and the duration of trials.
@@ -544,7 +535,6 @@ class Experience:
         self.ran: set[str] = set()
 
     def learn_heat(self, heat: StudyHeat) -> None:
-        """Learn from a heat that has ended."""
         if heat.number in self._heats:
             return
         self._heats.add(heat.number)
@@ -563,7 +553,6 @@ class Experience:
             self.costs.learn_entrant(entrant)
 
     def learn(self, trial: Trial) -> None:
-        """Learn from a finished trial."""
         # A trial killed during its creation has no configuration; a transient failure shows nothing about its own.
         if trial.number in self._entered or not trial.config or trial.result.transient:
             return

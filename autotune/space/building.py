@@ -8,7 +8,7 @@ from functools import cached_property
 
 from autotune.base.errors import MORE_SHM, ImpossibleError, UnknownNameError, UsageError
 from autotune.base.records import Config, Host, Probe, Value
-from autotune.knobs import KNOBS, Knob, SiteFacts, answer_to, spell
+from autotune.knobs import KNOBS, SiteFacts, answer_to, spell
 from autotune.knobs.compile_mode import eager
 from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
 from autotune.knobs.num_workers import KNOB as WORKERS
@@ -174,7 +174,16 @@ class Space:
                     f"{workers} workers and their queues would take {needed / 2**20:.0f} MiB of host memory, "
                     f"{self.memory_bytes / 2**20:.0f} MiB are free (containers: raise --memory)"
                 )
-        return self._descriptor_refusal(config, workers, batch)
+        # With PyTorch's sharing strategy file_descriptor, a tensor from a worker is an open file until it is freed. If
+        # one worker lags, all the batches prepared by the others wait in the training process.
+        tensors = self.batch_tensors + self.sample_tensors * batch
+        files = queued_batches(config) * tensors + OWN_DESCRIPTORS + WORKER_DESCRIPTORS * workers
+        if self.open_files is None or files <= self.open_files:
+            return None
+        return (
+            f"{workers} workers would hold {files} files open, one for each tensor in their queues, and "
+            f"{self.open_files} are allowed (raise `ulimit -n`)"
+        )
 
     @property
     def shm_sentence(self) -> str | None:
@@ -198,18 +207,6 @@ class Space:
     def _bytes_of(self, batches: int, config: Config) -> int:
         """Return the bytes of so many batches; 0 if the size of a sample is unknown."""
         return batches * int(config["batch_size"]) * (self.sample_bytes or 0)
-
-    def _descriptor_refusal(self, config: Config, workers: int, batch: int) -> str | None:
-        # With PyTorch's sharing strategy file_descriptor, a tensor from a worker is an open file until it is freed. If
-        # one worker lags, all the batches prepared by the others wait in the training process.
-        tensors = self.batch_tensors + self.sample_tensors * batch
-        needed = queued_batches(config) * tensors + OWN_DESCRIPTORS + WORKER_DESCRIPTORS * workers
-        if self.open_files is None or needed <= self.open_files:
-            return None
-        return (
-            f"{workers} workers would hold {needed} files open, one for each tensor in their queues, and "
-            f"{self.open_files} are allowed (raise `ulimit -n`)"
-        )
 
     def completed(self, config: Config) -> dict[str, Value]:
         """Adapt a configuration from another space: values that are missing, or not legal here, are taken from the
@@ -322,7 +319,11 @@ def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
     for name, offered in considered.items():
         wanted = (pinned[name],) if name in pinned else request.narrowed.get(name)
         stated = {repr(values[name]) for values in (request.fixed, request.baseline) if name in values}
-        choices[name] = _narrow(name, offered, wanted, stated, facts, request)
+        further = () if wanted or name not in KNOBS or name in request.told else KNOBS[name].further(facts)
+        choices[name] = tuple(
+            Choice(value, _refusal(name, value, facts, request, stated=repr(value) in stated), value in further)
+            for value in (sorted({*offered, *further}, key=int) if further else wanted or offered)
+        )
         # A sentence about the value that the user named is more useful than "no value left".
         if not any(c.refused is None for c in choices[name]):
             refused = choices[name][0]
@@ -337,6 +338,8 @@ def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
         refused_value = _refusal(name, value, facts, request, stated=name in request.baseline)
         if refused_value is not None:
             raise ImpossibleError(f"baseline {name}={spell(value)} is not possible here: {refused_value}")
+    # All ranks would have to be switched at the same step.
+    in_command = ("batch_size", *probe.in_command)
     space = Space(
         choices=choices,
         inactive=inactive,
@@ -351,7 +354,7 @@ def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
         sample_tensors=probe.sample_tensors if probe.varying_shapes else 0,
         open_files=host.open_files,
         speed_only=frozenset(f"workload.{n}" for n, changes in probe.workload_maths.items() if not changes),
-        between_launches=_between_launches(probe),
+        between_launches=frozenset(() if probe.own is None else in_command if probe.ranks == 1 else KNOBS),
         on_purpose=frozenset(f"workload.{n}" for n, changes in probe.workload_maths.items() if changes),
     )
     refused_baseline = space.combination_refusal(space.baseline)
@@ -369,26 +372,6 @@ def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
     return space
 
 
-def _between_launches(probe: Probe) -> frozenset[str]:
-    if probe.own is None:
-        return frozenset()
-    # All ranks would have to be switched at the same step.
-    return frozenset(KNOBS) if probe.ranks > 1 else frozenset(("batch_size", *probe.in_command))
-
-
-def _narrow(
-    name: str,
-    offered: tuple[Value, ...],
-    wanted: tuple[Value, ...] | None,
-    stated: set[str],
-    facts: SiteFacts,
-    request: SpaceRequest,
-) -> tuple[Choice, ...]:
-    further = () if wanted or name not in KNOBS or name in request.told else KNOBS[name].further(facts)
-    values = sorted({*offered, *further}, key=int) if further else (wanted or offered)
-    return tuple(Choice(v, _refusal(name, v, facts, request, stated=repr(v) in stated), v in further) for v in values)
-
-
 def _considered(facts: SiteFacts, request: SpaceRequest) -> tuple[dict[str, tuple[Value, ...]], dict[str, str]]:
     """Return the values to consider for each active knob, and the reason for each inactive one."""
     considered: dict[str, tuple[Value, ...]] = {}
@@ -400,7 +383,11 @@ def _considered(facts: SiteFacts, request: SpaceRequest) -> tuple[dict[str, tupl
             needed = KNOBS[knob.needs or ""]
             reason = f"needs {needed.name} above 0" if needed.numeric else f"needs {needed.name}"
         if reason is None:
-            considered[name] = _with(knob, knob.ladder(facts), (request.own(name, facts), *request.told.get(name, ())))
+            # With what a script has by itself, or its own flags set.
+            ladder, told = knob.ladder(facts), (request.own(name, facts), *request.told.get(name, ()))
+            more = tuple(dict.fromkeys(value for value in told if value is not None and value not in ladder))
+            is_sorted = more and knob.numeric
+            considered[name] = tuple(sorted((*ladder, *more), key=int)) if is_sorted else (*ladder, *more)
         else:
             inactive[name] = reason
     for name, values in facts.probe.workload_knobs.items():
@@ -419,12 +406,6 @@ def _unasked(name: str, facts: SiteFacts, request: SpaceRequest, values: tuple[V
     if searched or name in (*request.narrowed, *request.fixed, *request.baseline):
         return None
     return f"takes part where it is asked for: --set {name}={','.join(map(spell, values))}"
-
-
-def _with(knob: Knob, ladder: tuple[Value, ...], more: tuple[Value | None, ...]) -> tuple[Value, ...]:
-    """Return a ladder extended by arbitrary values: those that a script has by itself, or that its own flags set."""
-    further = tuple(dict.fromkeys(value for value in more if value is not None and value not in ladder))
-    return tuple(sorted((*ladder, *further), key=int)) if further and knob.numeric else (*ladder, *further)
 
 
 def _baseline(facts: SiteFacts, request: SpaceRequest) -> dict[str, Value]:

@@ -20,7 +20,6 @@ from autotune.knobs.prefetch_factor import prefetch_of
 
 # Configurations: their canonical form and key, their parts, and parsing of values.
 
-
 _PLACES = {name: i for i, name in enumerate(KNOBS)}
 #: Knobs that have no effect without another one, and that one.
 _NEEDS = {name: knob.needs for name, knob in KNOBS.items() if knob.needs is not None}
@@ -344,11 +343,12 @@ class Lessons:
     def rule_out(self, config: Config) -> bool:
         """Return whether a configuration would fail like a known one, or train wrongly like one."""
         # Called for thousands of configurations at a time, while most kinds of failure have not happened.
-        at_once, queued = samples_at_once(config), queued_batches(config)
-        shared = shared_batches(config) * int(config["batch_size"])
+        batch, at_once, queued = int(config["batch_size"]), samples_at_once(config), queued_batches(config)
+        shared = shared_batches(config) * batch
+        host_ooms = self._host_oom.get(memory_part(config), ()) if self._host_oom else ()
         return bool(
             (self._oom and at_once >= self._oom.get(memory_part(config), at_once + 1))
-            or (self._host_oom and self._exhausts_host(config, at_once, queued))
+            or any(at_once >= a and batch >= b and queued >= q for a, b, q in host_ooms)
             or (self._shm and shared >= self._shm.get(_part(config, ()), shared + 1))
             or (self._compile and at_once >= self._compile.get(_part(config, _COMPILED), at_once + 1))
             or (self._diverged and _part(config, _ARITHMETIC) in self._diverged)
@@ -357,10 +357,6 @@ class Lessons:
             or (self.cannot_compile and compiles(config))
             or any(config.get(n) == v and part == _part(config, ()) for n, v, part in self.refused - self._ran)
         )
-
-    def _exhausts_host(self, config: Config, at_once: int, queued: int) -> bool:
-        batch, failed = int(config["batch_size"]), self._host_oom.get(memory_part(config), ())
-        return any(at_once >= a and batch >= b and queued >= q for a, b, q in failed)
 
 
 def memory_part(config: Config) -> _Part:

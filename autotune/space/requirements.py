@@ -90,17 +90,12 @@ class Requirements:
         excesses = [each.excess(measurements, self.goal) for each in self.every]
         return max((math.inf if each is None else each for each in excesses), default=0.0)
 
-    def excess_of(self, measurement: Measurement) -> float:
-        """Return `excess` for one launch."""
-        return self.excess([measurement])
-
     def allow(self, trial: Trial) -> bool:
         """Return whether a trial meets all requirements by its own launch, as far as that was measured."""
         measurement = trial.result.measurement
         return measurement is None or self.met_by([measurement])
 
     def met_by(self, measurements: Sequence[Measurement]) -> bool:
-        """Return whether all requirements are met."""
         return self.excess(measurements) <= 0
 
     def unmet(self, measurements: Sequence[Measurement]) -> list[tuple[Requirement, float | None]]:
@@ -131,7 +126,10 @@ def requirement(text: str) -> Requirement:
         )
     name, sign, value = match.groups()
     figure = figure_called(name)
-    return Requirement(figure, sign == "<=", _value(figure, value, text), f"{figure.name}{sign}{value}")
+    limit = _in_unit(figure, value, text)
+    if not math.isfinite(limit):
+        raise UsageError(f"{_FLAG} {text[:60]!r}: {value[:30]!r} is beyond any figure")
+    return Requirement(figure, sign == "<=", limit, f"{figure.name}{sign}{value}")
 
 
 def figure_called(name: str) -> Figure:
@@ -144,13 +142,6 @@ def figure_called(name: str) -> Figure:
     if full_name not in FIGURES:
         raise UnknownNameError("figure", name, FIGURES)
     return FIGURES[full_name]
-
-
-def _value(figure: Figure, text: str, whole: str) -> float:
-    value = _in_unit(figure, text, whole)
-    if not math.isfinite(value):
-        raise UsageError(f"{_FLAG} {whole[:60]!r}: {text[:30]!r} is beyond any figure")
-    return value
 
 
 def _in_unit(figure: Figure, text: str, whole: str) -> float:

@@ -4,8 +4,8 @@ From one step to the reported figure:
 
 * `settled_at` finds the end of the warm-up in a series of step times.
 * `rate_of` computes a rate from a launch's windows; its interval reflects only that launch.
-* `launch_noise` estimates from repeats how much launches differ; `launch_rate` and `mean_rate` give intervals that
-  account for it; `speedup` compares two rates.
+* `launch_noise` estimates from repeats how much launches differ; `mean_rate` gives intervals that account for it;
+  `speedup` compares two rates.
 * `surely_slow` decides when a launch can be stopped early.
 * `compare_rounds` compares contenders launched in interleaved rounds, where drift cancels; `at_equal_clocks` accounts
   for a card's clocks that differed nevertheless; `gain_per_round` tells whether another round is worthwhile.
@@ -22,7 +22,6 @@ from autotune.stats.launches import (
     compare_rounds,
     interval_of,
     launch_noise,
-    launch_rate,
     mean_rate,
     outdone,
     ratio_error,
@@ -76,7 +75,6 @@ __all__ = [
     "interval_of",
     "is_cached",
     "launch_noise",
-    "launch_rate",
     "mean_rate",
     "outdone",
     "plan_beside",

@@ -72,11 +72,6 @@ def within(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
     return squares, degrees
 
 
-def launch_rate(rate: Rate, noise: LaunchNoise) -> Rate:
-    """Return one launch's rate with an interval that includes launch noise: `mean_rate` of a single launch."""
-    return mean_rate([rate], noise)
-
-
 def mean_rate(rates: Sequence[Rate], noise: LaunchNoise) -> Rate:
     """Return the geometric mean of several launches of one configuration, with its 95 % interval.
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -139,7 +139,11 @@ class Rounds:
             for entrant in running:
                 # Without a turn of the reference, those of the others show nothing.
                 if not self._is_late(began) or (entrant is reference and not any(reference.turns)):
-                    self._take(entrant)
+                    turn = self._turns.take(entrant)
+                    if entrant.runs:
+                        entrant.turns.append(turn)
+                    else:
+                        self._turns.leave(entrant)
             self._round_s = self._clock.now() - round_began
             rounds = max(len(entrant.turns) for entrant in self.entrants)
             for entrant in self.entrants:
@@ -165,13 +169,6 @@ class Rounds:
             side=self._plan.side,
         )
 
-    def _take(self, entrant: Contender) -> None:
-        turn = self._turns.take(entrant)
-        if entrant.runs:
-            entrant.turns.append(turn)
-        else:
-            self._turns.leave(entrant)
-
     def _compared(self) -> stats.ComparedRounds[int] | None:
         rows = {e.number: e.rates for e in self.entrants if any(e.turns)}
         if 0 not in rows or len(rows) < 2:
@@ -188,14 +185,14 @@ class Rounds:
         compared = self._compared()
         if compared is not None and not self._plan.all_rounds:
             running = [e.number for e in self.entrants if e.runs]
-            shown = _shown(compared, running, self._plan, rounds, self._round_s)
-            for number, ratio in shown.behind.items():
+            behind, ended = _shown(compared, running, self._plan, rounds, self._round_s)
+            for number, ratio in behind.items():
                 entrant = self.entrants[number]
                 entrant.status = TrialStatus.PRUNED
                 entrant.cause = f"certainly behind, by {100 * (ratio - 1):.2g} %"
                 self._turns.leave(entrant)
-            if shown.ended is not None:
-                return shown.ended
+            if ended is not None:
+                return ended
         if sum(e.runs for e in self.entrants) < 2:
             return "nobody is left to compare"
         if rounds >= self._plan.max_rounds:
@@ -207,23 +204,11 @@ class Rounds:
         return self._plan.wall_s is not None and self._clock.now() - began > self._plan.wall_s
 
 
-@dataclass(frozen=True)
-class _Shown:
-    """What the rounds so far show.
-
-    Attributes:
-        behind: by entrant that is certainly behind, how many times as fast the best one is. ended: why there are no
-            more rounds, as a clause; ``None`` if there are.
-    """
-
-    behind: Mapping[int, float]
-    ended: str | None
-
-
 def _shown(
     compared: stats.ComparedRounds[int], running: Sequence[int], plan: HeatPlan, rounds: int, round_s: float
-) -> _Shown:
-    """Return what the rounds so far show.
+) -> tuple[dict[int, float], str | None]:
+    """Return what the rounds so far show: by entrant that is certainly behind, how many times as fast the best one is;
+    and why there are no more rounds, as a clause, or ``None`` if there are.
 
     Args:
         running: the entrants of the next round. round_s: seconds of the last one.
@@ -231,7 +216,7 @@ def _shown(
     # Others may have disturbed every turn of an entrant.
     effects = {number: compared.fit.effects[number] for number in running if number in compared.fit.effects}
     if not effects:
-        return _Shown({}, None)
+        return {}, None
     best = max(effects, key=lambda number: effects[number])
     # Any of the others may seem to be ahead of the fastest by luck, so each comparison must be surer than a single one
     # would have to be (Bonferroni's inequality, for multiple comparisons with the best: Hsu, Multiple Comparisons,
@@ -257,7 +242,7 @@ def _shown(
             ended = "the rest are equal"
         elif stats.gain_per_round([effects[n] for n in left], rounds, compared.noise.sd) < plan.least_per_s * round_s:
             ended = "more rounds are not worth their seconds"
-    return _Shown(behind, ended)
+    return behind, ended
 
 
 def _row(entrant: Contender, compared: stats.ComparedRounds[int] | None) -> HeatEntrant:

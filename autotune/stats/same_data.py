@@ -95,20 +95,14 @@ def compare_data(own: Deliveries, other: Deliveries) -> DataComparison:
         return DataComparison(None, "no batch of a loader of PyTorch's was seen")
     if [s.kind for s in own.sets] != [s.kind for s in other.sets]:
         return DataComparison(None, "the training has other loaders each time")
-    comparison = DataComparison(True)
-    reasons: list[str] = []
+    results: list[DataComparison] = []
     for own_set, other_set in zip(own.sets, other.sets, strict=True):
-        result = _compare(own_set, other_set)
-        if not result.passed:
-            return result
-        comparison.batches, comparison.samples = (
-            comparison.batches + result.batches,
-            comparison.samples + result.samples,
-        )
-        comparison.epochs = max(comparison.epochs, result.epochs)
-        reasons += [result.reason] if result.reason else []
-    comparison.reason = "; ".join(dict.fromkeys(reasons)) or None
-    return comparison
+        results.append(_compare(own_set, other_set))
+        if not results[-1].passed:
+            return results[-1]
+    reasons = dict.fromkeys(result.reason for result in results if result.reason)
+    batches, samples = (sum(getattr(result, name) for result in results) for name in ("batches", "samples"))
+    return DataComparison(True, "; ".join(reasons) or None, batches, samples, max(r.epochs for r in results))
 
 
 def _compare(own: Delivered, other: Delivered) -> DataComparison:
@@ -184,20 +178,14 @@ def _by_sample(own: Delivered, other: Delivered, epochs: list[tuple[DeliveredEpo
         return DataComparison(None, "too few samples were delivered", *counts)
     how = None
     if tally.drawn:
-        how = f"{_places(tally.places)} drawn by a generator of its own: draws were counted there, not compared"
+        names = ", ".join(sorted(place or "the batch" for place in tally.places))
+        are = "is" if len(tally.places) == 1 else "are"
+        how = f"{names} {are} drawn by a generator of its own: draws were counted there, not compared"
     return DataComparison(True, how, *counts)
 
 
 def _pairs(mine: DeliveredEpoch, theirs: DeliveredEpoch) -> Iterator[tuple[DeliveredBatch, DeliveredBatch]]:
-    yield from zip(mine.batches, theirs.batches, strict=False)
-
-
-def _twice(epoch: DeliveredEpoch) -> Iterator[tuple[int, DeliveredBatch, DeliveredBatch]]:
-    """Yield pairs of batches that were drawn from the same samples, one right after the other, with the place of the
-    first in its epoch."""
-    for pair, (first, second) in enumerate(zip(epoch.batches[::2], epoch.batches[1::2], strict=False)):
-        if first.samples == second.samples:
-            yield 2 * pair, first, second
+    return zip(mine.batches, theirs.batches, strict=False)
 
 
 def _differing(mine: str | tuple[str, ...] | None, theirs: str | tuple[str, ...] | None, size: int) -> frozenset[int]:
@@ -268,9 +256,9 @@ def _judge_draws(own: Delivered, other: Delivered) -> tuple[bool | None, str | N
         # The second of two equal batches then goes to a worker that has already drawn for other batches.
         return None, "it draws from a hidden generator, which an odd number of workers does not let compare"
     drawn = [_drawn(epoch) for epoch in own.epochs[:2]]
-    tests = [("from worker to worker", _equal_in_turn), ("in both epochs", _equal_in_epochs)]
-    for words, count in tests[: 2 if len(own.epochs) > 1 else 1]:
-        (equal, of), (other_equal, other_of) = count(own, drawn), count(other, drawn)
+    tests = [("from worker to worker", _drawn_in_turn), ("in both epochs", _drawn_in_epochs)]
+    for words, draws in tests[: 2 if len(own.epochs) > 1 else 1]:
+        (equal, of), (other_equal, other_of) = _equal(draws(own, drawn)), _equal(draws(other, drawn))
         # The rate under the script's own settings, by Laplace's rule of succession; and the probability of as many or
         # more by chance.
         usual = (equal + 1) / (of + 2)
@@ -283,33 +271,32 @@ def _judge_draws(own: Delivered, other: Delivered) -> tuple[bool | None, str | N
 
 
 _Drawn = list[list[dict[str, frozenset[int]]]]
+#: Two batches, and by place the samples of the first that are drawn at random.
+_Draws = Iterator[tuple[DeliveredBatch, DeliveredBatch, dict[str, frozenset[int]]]]
 
 
-def _equal_in_turn(one: Delivered, drawn: _Drawn) -> tuple[int, int]:
-    equal = of = 0
+def _drawn_in_turn(one: Delivered, drawn: _Drawn) -> _Draws:
+    """Yield the batches that were drawn one right after the other."""
     for epoch, rows in zip(one.epochs, drawn, strict=False):
-        for place, first, second in _twice(epoch):
-            more, size = _equal(first, second, rows[place] if place < len(rows) else {})
-            equal, of = equal + more, of + size
-    return equal, of
+        yield from zip(epoch.batches[::2], epoch.batches[1::2], rows[::2], strict=False)
 
 
-def _equal_in_epochs(one: Delivered, drawn: _Drawn) -> tuple[int, int]:
-    equal = of = 0
+def _drawn_in_epochs(one: Delivered, drawn: _Drawn) -> _Draws:
+    """Yield the batches that have the same place in both epochs."""
     if len(one.epochs) > 1 and drawn:
-        for (first, second), rows in zip(_pairs(*one.epochs[:2]), drawn[0], strict=False):
-            if first.samples == second.samples:
-                more, size = _equal(first, second, rows)
-                equal, of = equal + more, of + size
-    return equal, of
+        yield from zip(one.epochs[0].batches, one.epochs[1].batches, drawn[0], strict=False)
 
 
-def _equal(first: DeliveredBatch, second: DeliveredBatch, drawn: dict[str, frozenset[int]]) -> tuple[int, int]:
+def _equal(draws: _Draws) -> tuple[int, int]:
     """Return for how many of the randomly drawn samples the draws are the same in both batches, and how many such
-    samples there are."""
-    rows = frozenset().union(*drawn.values()) if drawn else frozenset()
-    others = [_differing(first.digests.get(p), second.digests.get(p), first.size) & drawn[p] for p in drawn]
-    return len(rows - frozenset().union(*others)), len(rows)
+    samples there are, of batches that were drawn from the same samples."""
+    equal = of = 0
+    for first, second, drawn in draws:
+        if first.samples == second.samples:
+            rows = frozenset().union(*drawn.values())
+            others = [_differing(first.digests.get(p), second.digests.get(p), first.size) & drawn[p] for p in drawn]
+            equal, of = equal + len(rows - frozenset().union(*others)), of + len(rows)
+    return equal, of
 
 
 def _in_turn(epochs: list[tuple[DeliveredEpoch, DeliveredEpoch]]) -> DataComparison:
@@ -323,11 +310,6 @@ def _in_turn(epochs: list[tuple[DeliveredEpoch, DeliveredEpoch]]) -> DataCompari
                 )
             comparison.batches, comparison.samples = comparison.batches + 1, comparison.samples + first.size
     return comparison if comparison.batches else DataComparison(None, "no batches were delivered")
-
-
-def _places(drawn: set[str]) -> str:
-    names = ", ".join(sorted(place or "the batch" for place in drawn))
-    return f"{names} {'is' if len(drawn) == 1 else 'are'}"
 
 
 def why_not_copied(one: Delivered) -> Iterator[str]:

@@ -6,11 +6,9 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 from autotune import stats
-from autotune.base.errors import UnscoredError
-from autotune.base.records import Config, Heat, Measurement, Phase, StudyHeat, Trial, TrialStatus, Value
+from autotune.base.records import Config, Heat, Phase, Trial, TrialStatus, Value
 from autotune.knobs.compile_mode import eager
 from autotune.knobs.num_workers import KNOB as WORKERS
 from autotune.samplers import WARM_COMPILE, Experience
@@ -19,7 +17,6 @@ from autotune.space import Space, canonical, is_loaders, key, loads_as
 from autotune.space.requirements import Requirements
 from autotune.study.budget import ALONE_SHARE, CHECK_LAUNCHES, LEAST_LAUNCHES, Budget, search_share
 from autotune.study.history import History, PastContest
-from autotune.workload.scoring import Scorer
 
 # The trial that a search owes its user: the best configuration found, at the user's own batch size.
 
@@ -30,10 +27,6 @@ class Debt:
 
     config: dict[str, Value]
     expected_s: float
-
-    def is_for(self, config: Config) -> bool:
-        """Return whether this is the configuration that is owed."""
-        return key(config) == key(self.config)
 
 
 def owed(
@@ -101,52 +94,6 @@ def waits_for_the_disk(trial: Trial) -> bool:
 # The complete trials of a study: their scores, which of them leads, and how much launches vary.
 
 
-class TrialScores:
-    """Scores trials by the objectives of a study.
-
-    Args:
-        further: scorers of further objectives, which Optuna's samplers also consider.
-        by_rate: the search is for the rate itself.
-        baseline: configuration whose score must be known.
-        says: called with a sentence about each trial that has no score.
-    """
-
-    def __init__(
-        self,
-        scorer: Scorer,
-        further: Sequence[Scorer],
-        *,
-        by_rate: bool,
-        baseline: Config,
-        says: Callable[[str], None],
-    ) -> None:
-        self._scorer = scorer
-        self._further = further
-        self._by_rate = by_rate
-        self._baseline = baseline
-        self._says = says
-
-    def fields(self, trial: Trial, measurement: Measurement) -> dict[str, Any]:
-        """Return a trial's scores as its fields; none if the launch lacks a figure that an objective needs, as when a
-        counter once did not answer.
-
-        Raises:
-            UnscoredError: it is the baseline.
-        """
-        try:
-            score = measurement.samples_per_s if self._by_rate else self._scorer.score(measurement)
-            return {"score": score, "further": tuple(other.score(measurement) for other in self._further)}
-        except UnscoredError as error:
-            if key(trial.config) == key(self._baseline):
-                raise
-            self._says(f"trial {trial.number} has no score: {error}")
-            return {}
-
-    def judged(self, measurement: Measurement) -> float:
-        """Return the score of a launch by an objective that chooses among the fastest; 0 if that is unknown."""
-        return self._scorer.known(measurement) or 0.0
-
-
 class CompleteTrials:
     """The trials that have a score.
 
@@ -190,7 +137,6 @@ class CompleteTrials:
         return [trial for trial in self.ordered if self._required.allow(trial)]
 
     def enter(self, trial: Trial) -> None:
-        """Enter a trial if it is complete."""
         measurement = trial.result.measurement
         if trial.result.status is not TrialStatus.COMPLETE or trial.score is None:
             return
@@ -214,7 +160,8 @@ def is_device_bound(space: Space, trials: Sequence[Trial]) -> bool:
     return any(part is not None and part <= MOSTLY_DEVICE for part in fractions)
 
 
-# The share of a study's budget that searching may take; the rest is for the proof.
+# What a search may still try, how long that may take (the rest of a budget is for the proof), and what comes before the
+# sampler's proposals.
 
 #: A search whose contest nothing has won goes on if there is time for this many trials (one trial, its check, two
 #: rounds and holding make eight), and for this fraction of the time left.
@@ -223,33 +170,193 @@ _AGAIN_TRIALS, _AGAIN_PART = 12, 0.5
 SHORT_LAUNCHES = 12
 #: Time is reserved for showing a gain of this size, as a natural logarithm, in at most this many rounds.
 PROMISING, _MOST_ROUNDS = 0.03, 4
+#: A trial that takes this many times the expected duration is stopped.
+PATIENCE = 3.0
+#: Another loader counts as faster only from this multiple of the rate.
+LOADS_FASTER = 1.05
+#: Every trial gets at least this many seconds, however little is left for searching.
+_LEAST_TRIAL_S = 20.0
 
 
-class SearchTime:
-    """Counts the seconds left for searching.
+class Agenda:
+    """Decides which configurations may be tried, and enqueues those that the sampler does not choose.
 
     Args:
-        complete: the trials that have a score.
+        first: configurations to try before the sampler's proposals, the baseline among them.
+        trials: maximum number of finished trials; ``None`` for no limit except the budget.
         adopts: the search's own launches count as a round of the proof (see `StudyLoop.counts_as_round`).
         follow: returns whether trials take place in a script that is already training.
     """
 
     def __init__(
         self,
-        budget: Budget,
+        space: Space,
         history: History,
         complete: CompleteTrials,
+        experience: Experience,
+        budget: Budget,
         *,
-        adopts: bool,
+        first: Sequence[Config],
+        trials: int | None,
+        adopts: bool = False,
         follow: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._budget = budget
+        self._space = space
         self._history = history
         self._complete = complete
+        self._experience = experience
+        self._budget = budget
+        self._first = first
+        self._trials = trials
         self._adopts = adopts
         self._follow = follow
+        #: The best configuration with the user's own batch size, if it is still to be tried.
+        self._debt: Debt | None = None
         #: Seconds that checks of how a trial trains have taken, which the proof does not need any more.
         self.checked_s = 0.0
+
+    @property
+    def has_all_trials(self) -> bool:
+        """Whether as many trials are finished as were asked for."""
+        return self._trials is not None and len(self._history.tried) >= self._trials
+
+    def look_for_owed(self) -> None:
+        """Find the best configuration with the user's own batch size, if it is still to be tried."""
+        complete = self._complete
+        self._debt = owed(self._space, complete.best, complete.baseline, self._history.tried, self._experience)
+
+    def acceptable(self, config: Config) -> bool:
+        """Return whether a configuration is legal, new, not ruled out by a failure, and likely to finish in time."""
+        candidate = canonical(config)
+        return (
+            key(candidate) not in self._history.tried
+            and self._space.refusal(candidate) is None
+            and not self._experience.lessons.rule_out(candidate)
+            and self._experience.costs.expected_s(candidate) <= self._left_for_s(candidate)
+            and self.has_time_for(candidate)
+        )
+
+    def has_time_for(self, config: Config) -> bool:
+        """Return whether there is time for what a configuration needs beside its trial.
+
+        A short budget has no time for another trial, which is owed if a configuration changes what is trained. Nor does
+        it have time to compare what the loader delivers if the device is the limit, or if no other loader has been seen
+        to be faster. None of this applies if there is nothing else to try.
+        """
+        if not self.is_short:
+            return True
+        keeps_loader = self.keeps_loader
+        others = (n for n in self._space.choices if n != "batch_size" and not n.startswith("workload."))
+        if not any(len(self._space.legal(name)) > 1 for name in others if not (keeps_loader and is_loaders(name))):
+            return True
+        return self._space.same_training(config) and (not keeps_loader or loads_as(config, self._space.baseline))
+
+    @property
+    def keeps_loader(self) -> bool:
+        """Whether other settings of the loader are not worth a launch: the device is the limit, or a heat has shown
+        that no other number of workers loads faster."""
+        if is_device_bound(self._space, self._complete.ordered):
+            return True
+        for heat in (h.heat for h in self._history.heats if h.heat.side == "loader"):
+            reference, *others = heat.entrants
+            ratios = [entrant.ratio for entrant in others if entrant.ratio is not None]
+            if loads_as(reference.config, self._space.baseline) and ratios and max(ratios) < LOADS_FASTER:
+                return True
+        return False
+
+    def offered(self, config: Config) -> bool:
+        """Return whether one of Optuna's samplers may propose a configuration: some values are held back until the best
+        configuration is next to them."""
+        best = self._complete.best
+        neighbour = self._space.baseline if best is None else best.config
+        for name, values in self._space.further.items():
+            value = config.get(name)
+            if value in values and value not in self._space.beside(name, neighbour.get(name)):
+                return False
+        return self.acceptable(config)
+
+    def limit_s(self, config: Config) -> float | None:
+        """Return the time limit of a trial: a multiple of the expected duration, capped by the time left for searching.
+
+        The baseline has no limit, because every comparison needs it.
+        """
+        if not self._complete.ordered or key(config) == key(self._space.baseline):
+            return None
+        patience_s = max(PATIENCE * self._experience.costs.expected_s(config), self._budget.limit_s / 4)
+        return max(_LEAST_TRIAL_S, min(patience_s, self._left_for_s(config)))
+
+    def enqueue(self, fits: Callable[[Config], bool]) -> bool:
+        """Enqueue what precedes the sampler's proposals (a trial to repeat, the baseline, or one of the given
+        configurations); return whether there is anything.
+
+        Args:
+            fits: returns whether a configuration is known to fit into memory.
+        """
+        for trial in self._history.unfinished:
+            if self._may_try(trial.config):
+                self._history.enqueue(trial.config, repeats=trial.number)
+                return True
+        for config in self._first:
+            is_given = key(config) != key(self._space.baseline)
+            if is_given and (waits_as_long(config, self._complete.baseline) or not fits(config)):
+                continue
+            if self._may_try(config):
+                self._history.enqueue(dict(config))
+                return True
+        is_last = self._trials is not None and len(self._history.tried) == self._trials - 1
+        return is_last and self.enqueue_owed()
+
+    def enqueue_owed(self) -> bool:
+        """Enqueue the best configuration with the user's own batch size if it has not been tried; return whether it was
+        enqueued.
+
+        It may take time from the proof, which would have nothing but the baseline to compare at that batch size.
+        """
+        if self._debt is None or self.has_all_trials or self._debt.expected_s > self._left_alone_s:
+            return False
+        if key(self._debt.config) in self._history.tried:
+            return False  # it runs on another device
+        self._history.enqueue(self._debt.config)
+        return True
+
+    def enqueue_leader(self, heat: Heat) -> None:
+        """Enqueue the fastest entrant of a heat with the settings that it had there, if the loader is to stay as it is
+        and the budget is short: a proof begins with a trial of its own.
+
+        If none is certainly ahead of the reference, that is the reference. If the fastest changes what is computed and
+        gains little by that, the fastest that does not comes first: there may be no time to check how it trains.
+        """
+        if heat.side != "device" or not self.keeps_loader or not self.is_short:
+            return
+        reference, *others = heat.entrants
+        ahead = [e for e in others if e.status is TrialStatus.COMPLETE and e.ratio_ci95 and e.ratio_ci95[0] > 1]
+        entrants = [reference, *([e for e in ahead if self._space.same_training(e.config)] or ahead)]
+        ratios = [(e.ratio, dict(canonical(e.config))) for e in entrants if e.ratio is not None]
+        alike = [one for one in ratios if self._space.same_maths(one[1]) and self._may_try(one[1])]
+        leader, safe = (max(group, key=lambda one: one[0], default=None) for group in (ratios, alike))
+        if leader and safe and leader[0] < MATHS_PAYS * safe[0] and not self._space.same_maths(leader[1]):
+            leader = safe
+        if leader is not None and self._may_try(leader[1]):
+            self._history.enqueue(leader[1])
+
+    def _may_try(self, config: Config) -> bool:
+        # The baseline is always tried, regardless of --set and the budget: every comparison needs it.
+        is_baseline = key(config) == key(self._space.baseline)
+        return key(config) not in self._history.tried if is_baseline else self.acceptable(config)
+
+    @property
+    def _left_alone_s(self) -> float:
+        """Seconds left for the configuration that is owed, which may take time from the proof."""
+        return ALONE_SHARE * self._budget.limit_s - self._budget.spent_s
+
+    def _left_for_s(self, config: Config) -> float:
+        """Return how many of the seconds left for searching a configuration may take."""
+        if self._debt is None:
+            return self.left_s
+        is_owed = key(config) == key(self._debt.config)
+        return self._left_alone_s if is_owed else self.left_s - self._debt.expected_s
+
+    # The seconds left for searching.
 
     @property
     def share(self) -> float:
@@ -319,201 +426,15 @@ class SearchTime:
         return fmean(t.result.alone_s - saved * t.result.phase_s.get(Phase.COMPILE, 0.0) for t in self._complete.ends)
 
     def go_on(self, entered: Sequence[Trial], searched_s: float) -> bool:
-        """Let the search go on after a contest that none of these trials has won; return whether there is time for
-        that.
+        """Let the search go on after a contest that none of these trials has won; return whether it does.
 
         Args:
             searched_s: seconds of the budget that were spent when the contest began.
         """
         left_s = self._budget.left_s
-        if not entered or _AGAIN_TRIALS * self._usual_s > left_s:
+        if self.has_all_trials or not entered or _AGAIN_TRIALS * self._usual_s > left_s:
             return False
         until_s = self._budget.spent_s + _AGAIN_PART * left_s
         numbers = tuple(trial.number for trial in entered)
         self._history.go_on(PastContest(numbers, self._history.newest, searched_s, until_s))
         return True
-
-
-# What a search may still try, how long that may take, and what it tries before the sampler's proposals.
-
-#: A trial that takes this many times the expected duration is stopped.
-PATIENCE = 3.0
-#: Another loader counts as faster only from this multiple of the rate.
-LOADS_FASTER = 1.05
-#: Every trial gets at least this many seconds, however little is left for searching.
-_LEAST_TRIAL_S = 20.0
-
-
-class Agenda:
-    """Decides which configurations may be tried, and enqueues those that the sampler does not choose.
-
-    Args:
-        first: configurations to try before the sampler's proposals, the baseline among them.
-        trials: maximum number of finished trials; ``None`` for no limit except the budget.
-        adopts, follow: see `SearchTime`.
-    """
-
-    def __init__(
-        self,
-        space: Space,
-        history: History,
-        complete: CompleteTrials,
-        experience: Experience,
-        budget: Budget,
-        *,
-        first: Sequence[Config],
-        trials: int | None,
-        adopts: bool = False,
-        follow: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._space = space
-        self._history = history
-        self._complete = complete
-        self._experience = experience
-        self._budget = budget
-        self._first = first
-        self._trials = trials
-        #: The best configuration with the user's own batch size, if it is still to be tried.
-        self._debt: Debt | None = None
-        self.time = SearchTime(budget, history, complete, adopts=adopts, follow=follow)
-
-    @property
-    def has_all_trials(self) -> bool:
-        """Whether as many trials are finished as were asked for."""
-        return self._trials is not None and len(self._history.tried) >= self._trials
-
-    def look_for_owed(self) -> None:
-        """Find the best configuration with the user's own batch size, if it is still to be tried."""
-        complete = self._complete
-        self._debt = owed(self._space, complete.best, complete.baseline, self._history.tried, self._experience)
-
-    def acceptable(self, config: Config) -> bool:
-        """Return whether a configuration is legal, new, not ruled out by a failure, and likely to finish in time."""
-        candidate = canonical(config)
-        return (
-            key(candidate) not in self._history.tried
-            and self._space.refusal(candidate) is None
-            and not self._experience.lessons.rule_out(candidate)
-            and self._experience.costs.expected_s(candidate) <= self._left_for_s(candidate)
-            and self.has_time_for(candidate)
-        )
-
-    def has_time_for(self, config: Config) -> bool:
-        """Return whether there is time for what a configuration needs beside its trial.
-
-        A short budget has no time for another trial, which is owed if a configuration changes what is trained. Nor does
-        it have time to compare what the loader delivers if the device is the limit, or if no other loader has been seen
-        to be faster. None of this applies if there is nothing else to try.
-        """
-        if not self.time.is_short:
-            return True
-        keeps_loader = self.keeps_loader
-        others = (n for n in self._space.choices if n != "batch_size" and not n.startswith("workload."))
-        if not any(len(self._space.legal(name)) > 1 for name in others if not (keeps_loader and is_loaders(name))):
-            return True
-        return self._space.same_training(config) and (not keeps_loader or loads_as(config, self._space.baseline))
-
-    @property
-    def keeps_loader(self) -> bool:
-        """Whether other settings of the loader are not worth a launch: the device is the limit, or a heat has shown
-        that no other number of workers loads faster."""
-        if is_device_bound(self._space, self._complete.ordered):
-            return True
-        return any(map(self._shows_own_loader_best, self._history.heats))
-
-    def _shows_own_loader_best(self, heat: StudyHeat) -> bool:
-        reference, *others = heat.heat.entrants
-        is_own_loader = loads_as(reference.config, self._space.baseline)
-        ratios = [entrant.ratio for entrant in others if entrant.ratio is not None]
-        return heat.heat.side == "loader" and is_own_loader and bool(ratios) and max(ratios) < LOADS_FASTER
-
-    def offered(self, config: Config) -> bool:
-        """Return whether one of Optuna's samplers may propose a configuration: some values are held back until the best
-        configuration is next to them."""
-        best = self._complete.best
-        neighbour = self._space.baseline if best is None else best.config
-        for name, values in self._space.further.items():
-            value = config.get(name)
-            if value in values and value not in self._space.beside(name, neighbour.get(name)):
-                return False
-        return self.acceptable(config)
-
-    def limit_s(self, config: Config) -> float | None:
-        """Return the time limit of a trial: a multiple of the expected duration, capped by the time left for searching.
-
-        The baseline has no limit, because every comparison needs it.
-        """
-        if not self._complete.ordered or key(config) == key(self._space.baseline):
-            return None
-        patience_s = max(PATIENCE * self._experience.costs.expected_s(config), self._budget.limit_s / 4)
-        return max(_LEAST_TRIAL_S, min(patience_s, self._left_for_s(config)))
-
-    def enqueue(self, fits: Callable[[Config], bool]) -> bool:
-        """Enqueue what precedes the sampler's proposals (a trial to repeat, the baseline, or one of the given
-        configurations); return whether there is anything.
-
-        Args:
-            fits: returns whether a configuration is known to fit into memory.
-        """
-        for trial in self._history.unfinished:
-            if self._may_try(trial.config):
-                self._history.enqueue(trial.config, repeats=trial.number)
-                return True
-        for config in self._first:
-            is_given = key(config) != key(self._space.baseline)
-            if is_given and (waits_as_long(config, self._complete.baseline) or not fits(config)):
-                continue
-            if self._may_try(config):
-                self._history.enqueue(dict(config))
-                return True
-        is_last = self._trials is not None and len(self._history.tried) == self._trials - 1
-        return is_last and self.enqueue_owed()
-
-    def enqueue_owed(self) -> bool:
-        """Enqueue the best configuration with the user's own batch size if it has not been tried; return whether it was
-        enqueued.
-
-        It may take time from the proof, which would have nothing but the baseline to compare at that batch size.
-        """
-        if self._debt is None or self.has_all_trials or self._debt.expected_s > self._left_alone_s:
-            return False
-        if key(self._debt.config) in self._history.tried:
-            return False  # it runs on another device
-        self._history.enqueue(self._debt.config)
-        return True
-
-    def enqueue_leader(self, heat: Heat) -> None:
-        """Enqueue the fastest entrant of a heat with the settings that it had there, if the loader is to stay as it is
-        and the budget is short: a proof begins with a trial of its own.
-
-        If none is certainly ahead of the reference, that is the reference. If the fastest changes what is computed and
-        gains little by that, the fastest that does not comes first: there may be no time to check how it trains.
-        """
-        if heat.side != "device" or not self.keeps_loader or not self.time.is_short:
-            return
-        reference, *others = heat.entrants
-        ahead = [e for e in others if e.status is TrialStatus.COMPLETE and e.ratio_ci95 and e.ratio_ci95[0] > 1]
-        entrants = [reference, *([e for e in ahead if self._space.same_training(e.config)] or ahead)]
-        ratios = [(e.ratio, dict(canonical(e.config))) for e in entrants if e.ratio is not None]
-        alike = [one for one in ratios if self._space.same_maths(one[1]) and self._may_try(one[1])]
-        leader, safe = (max(group, key=lambda one: one[0], default=None) for group in (ratios, alike))
-        if leader and safe and leader[0] < MATHS_PAYS * safe[0] and not self._space.same_maths(leader[1]):
-            leader = safe
-        if leader is not None and self._may_try(leader[1]):
-            self._history.enqueue(leader[1])
-
-    def _may_try(self, config: Config) -> bool:
-        # The baseline is always tried, regardless of --set and the budget: every comparison needs it.
-        is_baseline = key(config) == key(self._space.baseline)
-        return key(config) not in self._history.tried if is_baseline else self.acceptable(config)
-
-    @property
-    def _left_alone_s(self) -> float:
-        """Seconds left for the configuration that is owed, which may take time from the proof."""
-        return ALONE_SHARE * self._budget.limit_s - self._budget.spent_s
-
-    def _left_for_s(self, config: Config) -> float:
-        """Return how many of the seconds left for searching a configuration may take."""
-        if self._debt is None:
-            return self.time.left_s
-        return self._left_alone_s if self._debt.is_for(config) else self.time.left_s - self._debt.expected_s

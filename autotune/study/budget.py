@@ -40,11 +40,8 @@ SAVE_EVERY_S = 5.0
 
 
 def search_share(limit_s: float, trial_s: float) -> float:
-    """Return the fraction of a budget that searching may take so that the rest suffices for the proof.
-
-    Args:
-        trial_s: duration of a usual trial.
-    """
+    """Return the fraction of a budget that searching may take so that the rest suffices for the proof, where a usual
+    trial takes ``trial_s``."""
     return max(SEARCH_SHARE, 1 - max(PROOF_PART, PROOF_TRIALS * trial_s / limit_s))
 
 
@@ -81,7 +78,15 @@ class Budget:
         self.limit_s = limit_s
         self._files = files
         self._clock = clock
-        self._before_s = _saved(files)
+        try:
+            self._before_s = float(json.loads(files.spent.read_text())["spent_s"])
+        except FileNotFoundError:
+            self._before_s = 0.0
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            raise MachineError(
+                f"{files.spent} cannot be read: {error}",
+                advice='write {"spent_s": N} into it, N being the seconds the search has run.',
+            ) from error
         self._began = self._saved_at = clock.now()
         self._paused_at: float | None = None
         self._paused_s = 0.0
@@ -143,21 +148,8 @@ class Budget:
             self.save()
 
     def save(self) -> None:
-        """Save the count now."""
         self._saved_at = self._clock.now()
         write_atomic(self._files.spent, json.dumps({"spent_s": round(self.spent_s, 3)}))
-
-
-def _saved(files: StudyFiles) -> float:
-    try:
-        return float(json.loads(files.spent.read_text())["spent_s"])
-    except FileNotFoundError:
-        return 0.0
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise MachineError(
-            f"{files.spent} cannot be read: {error}",
-            advice='write {"spent_s": N} into it, N being the seconds the search has run.',
-        ) from error
 
 
 # Reservations: the folder of a study is kept for a job of the daemon until the job begins its search.
@@ -168,13 +160,8 @@ def _saved(files: StudyFiles) -> float:
 
 
 class Reservation(Record):
-    """The job for which a folder is kept.
-
-    Attributes:
-        job: the job's number.
-        mark: mark of the study that the job will make.
-        daemon: the daemon's state folder.
-    """
+    """The job for which a folder is kept: its number, the mark of the study that it will make, and the state folder of
+    its daemon."""
 
     job: int
     mark: str

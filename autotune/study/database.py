@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 import optuna
-from optuna.distributions import BaseDistribution
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.study import StudyDirection
-from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.base.clock import Clock, SystemClock
@@ -44,6 +42,7 @@ _SOON_S, _LATER_S = 0.2, 5.0
 _CREATION = "autotune_creation"
 
 _T = TypeVar("_T")
+_E = TypeVar("_E", bound=BaseException)
 
 
 class LostConnection(Exception):
@@ -57,7 +56,6 @@ class Patience:
     Launches that are running meanwhile continue, and their results are in their folders.
 
     Attributes:
-        address: address of the database.
         budget: budget of the search; ``None`` if nothing is counted.
         says: receives one sentence when the waiting begins.
         stop: returns the number of a signal that ends the waiting, or ``None``.
@@ -109,6 +107,17 @@ class Patience:
                 self.budget.leave_out(self.clock.now() - began_s)
 
 
+def _repeated(name: str) -> Any:
+    """Return a method that retries an idempotent operation of the storage: one that reads, or sets something to a
+    value."""
+
+    def operation(storage: PatientStorage, *args: Any, **named: Any) -> Any:
+        operate = getattr(storage._storage, name)
+        return storage._patience.until_answered(lambda _again: operate(*args, **named))
+
+    return operation
+
+
 class PatientStorage(BaseStorage):
     """An Optuna storage that retries after a lost connection, for use by one search at a time.
 
@@ -120,9 +129,23 @@ class PatientStorage(BaseStorage):
         self._storage = storage
         self._patience = patience
 
-    def _repeatedly(self, ask: Callable[[], _T]) -> _T:
-        """Retry an idempotent operation: one that reads, or sets something to a value."""
-        return self._patience.until_answered(lambda _again: ask())
+    delete_study = _repeated("delete_study")
+    set_study_user_attr = _repeated("set_study_user_attr")
+    set_study_system_attr = _repeated("set_study_system_attr")
+    get_study_id_from_name = _repeated("get_study_id_from_name")
+    get_study_name_from_id = _repeated("get_study_name_from_id")
+    get_study_directions = _repeated("get_study_directions")
+    get_study_user_attrs = _repeated("get_study_user_attrs")
+    get_study_system_attrs = _repeated("get_study_system_attrs")
+    get_all_studies = _repeated("get_all_studies")
+    set_trial_param = _repeated("set_trial_param")
+    set_trial_intermediate_value = _repeated("set_trial_intermediate_value")
+    set_trial_user_attr = _repeated("set_trial_user_attr")
+    set_trial_system_attr = _repeated("set_trial_system_attr")
+    get_trial_id_from_study_id_trial_number = _repeated("get_trial_id_from_study_id_trial_number")
+    get_trial = _repeated("get_trial")
+    get_all_trials = _repeated("get_all_trials")
+    get_best_trial = _repeated("get_best_trial")
 
     def create_new_study(self, directions: Sequence[StudyDirection], study_name: str | None = None) -> int:
         def create(again: bool) -> int:
@@ -156,61 +179,6 @@ class PatientStorage(BaseStorage):
 
         return self._patience.until_answered(put)
 
-    def delete_study(self, study_id: int) -> None:
-        self._repeatedly(lambda: self._storage.delete_study(study_id))
-
-    def set_study_user_attr(self, study_id: int, key: str, value: Any) -> None:
-        self._repeatedly(lambda: self._storage.set_study_user_attr(study_id, key, value))
-
-    def set_study_system_attr(self, study_id: int, key: str, value: Any) -> None:
-        self._repeatedly(lambda: self._storage.set_study_system_attr(study_id, key, value))
-
-    def get_study_id_from_name(self, study_name: str) -> int:
-        return self._repeatedly(lambda: self._storage.get_study_id_from_name(study_name))
-
-    def get_study_name_from_id(self, study_id: int) -> str:
-        return self._repeatedly(lambda: self._storage.get_study_name_from_id(study_id))
-
-    def get_study_directions(self, study_id: int) -> list[StudyDirection]:
-        return self._repeatedly(lambda: self._storage.get_study_directions(study_id))
-
-    def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
-        return self._repeatedly(lambda: self._storage.get_study_user_attrs(study_id))
-
-    def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
-        return self._repeatedly(lambda: self._storage.get_study_system_attrs(study_id))
-
-    def get_all_studies(self) -> list[FrozenStudy]:
-        return self._repeatedly(self._storage.get_all_studies)
-
-    def set_trial_param(
-        self, trial_id: int, param_name: str, param_value_internal: float, distribution: BaseDistribution
-    ) -> None:
-        self._repeatedly(
-            lambda: self._storage.set_trial_param(trial_id, param_name, param_value_internal, distribution)
-        )
-
-    def set_trial_intermediate_value(self, trial_id: int, step: int, intermediate_value: float) -> None:
-        self._repeatedly(lambda: self._storage.set_trial_intermediate_value(trial_id, step, intermediate_value))
-
-    def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
-        self._repeatedly(lambda: self._storage.set_trial_user_attr(trial_id, key, value))
-
-    def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
-        self._repeatedly(lambda: self._storage.set_trial_system_attr(trial_id, key, value))
-
-    def get_trial_id_from_study_id_trial_number(self, study_id: int, trial_number: int) -> int:
-        return self._repeatedly(lambda: self._storage.get_trial_id_from_study_id_trial_number(study_id, trial_number))
-
-    def get_trial(self, trial_id: int) -> FrozenTrial:
-        return self._repeatedly(lambda: self._storage.get_trial(trial_id))
-
-    def get_all_trials(self, study_id: int, deepcopy: bool = True, states: Any = None) -> list[FrozenTrial]:
-        return self._repeatedly(lambda: self._storage.get_all_trials(study_id, deepcopy=deepcopy, states=states))
-
-    def get_best_trial(self, study_id: int) -> FrozenTrial:
-        return self._repeatedly(lambda: self._storage.get_best_trial(study_id))
-
     def remove_session(self) -> None:
         self._storage.remove_session()
 
@@ -223,6 +191,8 @@ _CONNECT_S, _GONE_S = 10, 30
 _READING_S = 10.0
 #: The last of Optuna's tables to be created.
 _MADE_LAST = "alembic_version"
+#: What to install for a driver, if that is not the driver itself.
+_EXTRAS = {"postgresql": "'autotune[postgresql]'"}
 UPGRADE = "`autotune storage --upgrade` brings it up to date, once every machine that uses it has this version."
 
 
@@ -302,7 +272,11 @@ class SharedDatabase:
                 version = schema.version(connection)
                 has_studies = inspect(connection).has_table(_MADE_LAST)
         except (ImportError, NoSuchModuleError) as error:
-            raise _without_driver(self._url) from error
+            database, driver = self._url.database, DRIVERS[self._url.database]
+            raise MachineError(
+                f"{driver} is not installed, by which {database} is spoken to",
+                advice=f"install it: pip install {_EXTRAS.get(database, driver)}",
+            ) from error
         except schema.OtherSchema as other:
             raise self._other("autotune", f"schema {other.found}", is_newer=other.is_newer) from None
         except DBAPIError as error:
@@ -397,23 +371,19 @@ class SharedStudy:
 
     @property
     def is_entered(self) -> bool:
-        """Whether the database has the study."""
         return self.name is not None
 
     @property
     def name(self) -> str | None:
         """Its name in the database; ``None`` if the database does not have it."""
         if self._name is None and self.database.is_made:
-            self._name = self._transaction(lambda connection: connection.execute(self._named).scalar_one_or_none())
+            from sqlalchemy import select
+
+            from autotune.study.schema import STUDIES
+
+            named = select(STUDIES.c.study).where(STUDIES.c.mark == self._mark)
+            self._name = self._transaction(lambda connection: connection.execute(named).scalar_one_or_none())
         return self._name
-
-    @property
-    def _named(self) -> sqlalchemy.Select[Any]:
-        from sqlalchemy import select
-
-        from autotune.study.schema import STUDIES
-
-        return select(STUDIES.c.study).where(STUDIES.c.mark == self._mark)
 
     def enter(self, spec: StudySpec) -> str:
         """Enter the study if the database does not have it yet; return its name there.
@@ -445,17 +415,11 @@ class SharedStudy:
         assert self.name is not None
         return self.name
 
-    def write(self, act: Callable[[sqlalchemy.Connection, str], None]) -> None:
-        """Change something in a transaction; ``act`` may be called several times, and succeed twice."""
+    def transaction(self, act: Callable[[sqlalchemy.Connection, str], _T]) -> _T:
+        """Ask for or change something of the study; ``act`` may be called several times, and succeed twice."""
         name = self.name
         assert name is not None
-        self._transaction(lambda connection: act(connection, name))
-
-    def read(self, ask: Callable[[sqlalchemy.Connection, str], _T]) -> _T:
-        """Return the result of a query about the study."""
-        name = self.name
-        assert name is not None
-        return self._transaction(lambda connection: ask(connection, name))
+        return self._transaction(lambda connection: act(connection, name))
 
     def _transaction(self, act: Callable[[sqlalchemy.Connection], _T]) -> _T:
         def once(_again: bool) -> _T:
@@ -466,7 +430,6 @@ class SharedStudy:
 
 
 def name_taken(name: str, address: str) -> UsageError:
-    """Return the error for a study whose name is taken in a shared database."""
     return UsageError(f"{address} has another study {name!r}", advice="another --study starts a new one.")
 
 
@@ -475,18 +438,19 @@ def _twice(act: Callable[[], _T]) -> _T:
     try:
         return act()
     except Exception as error:  # ours and Optuna's, from SQLAlchemy's
-        if not _is_double(error):
+        from sqlalchemy.exc import IntegrityError, ProgrammingError
+
+        if _wrapped(error, (IntegrityError, ProgrammingError)) is None:
             raise
     return act()
 
 
-def _is_double(error: BaseException) -> bool:
-    from sqlalchemy.exc import IntegrityError, ProgrammingError
-
+def _wrapped(error: BaseException, kinds: tuple[type[_E], ...]) -> _E | None:
+    """Return the error of one of some kinds that others have wrapped; ``None`` if there is none."""
     link: BaseException | None = error
-    while link is not None and not isinstance(link, IntegrityError | ProgrammingError):
+    while link is not None and not isinstance(link, kinds):
         link = link.__cause__ or link.__context__
-    return link is not None
+    return link
 
 
 def _lost(context: sqlalchemy.ExceptionContext) -> None:
@@ -512,14 +476,6 @@ def _refused(address: str, error: BaseException) -> MachineError:
         f"{address} cannot be used: {_words(error)}",
         advice="see that the server runs, and that it has this database for this user with this password (PGPASSWORD, "
         f"PGPASSFILE, or the whole URL in {STORAGE_URL}).",
-    )
-
-
-def _without_driver(url: StorageUrl) -> MachineError:
-    driver = DRIVERS[url.database]
-    extra = "'autotune[postgresql]'" if url.database == "postgresql" else driver
-    return MachineError(
-        f"{driver} is not installed, by which {url.database} is spoken to", advice=f"install it: pip install {extra}"
     )
 
 
@@ -637,14 +593,10 @@ def writing(files: StudyFiles) -> Iterator[None]:
 
 def refusal(error: BaseException) -> sqlite3.OperationalError | None:
     """Return the SQLite error that Optuna and SQLAlchemy have wrapped; ``None`` if there is none."""
-    link: BaseException | None = error
-    while link is not None and not isinstance(link, sqlite3.OperationalError):
-        link = link.__cause__ or link.__context__
-    return link
+    return _wrapped(error, (sqlite3.OperationalError,))
 
 
 def cannot_write(files: StudyFiles, refused: sqlite3.OperationalError) -> MachineError:
-    """Return the error to raise when SQLite has refused to write."""
     disk_is_full = is_full(refused)
     return MachineError(
         f"cannot write {files.database}: {'the disk is full' if disk_is_full else refused}",
@@ -655,6 +607,5 @@ def cannot_write(files: StudyFiles, refused: sqlite3.OperationalError) -> Machin
 
 
 def is_full(refused: sqlite3.OperationalError) -> bool:
-    """Return whether SQLite refused because the disk is full."""
     # Errors raised by the sqlite3 module itself have no code.
     return getattr(refused, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
+from collections.abc import Generator, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 
 import optuna
@@ -71,22 +71,6 @@ class StudyConditions(Record):
         ]
 
 
-def conditions_of(fingerprint: Fingerprint, space: Space) -> StudyConditions:
-    """Return the conditions of a study on this machine, in this space."""
-    spelled = {name: tuple(spell(v) for v in space.legal(name)) for name in space.choices}
-    spelled[BASELINE] = tuple(f"{n}={spell(v)}" for n, v in space.baseline.items())
-    return StudyConditions(fingerprint=fingerprint, space=spelled)
-
-
-def write_conditions(files: StudyFiles, conditions: StudyConditions) -> None:
-    """Write ``conditions.json``.
-
-    Raises:
-        MachineError: the folder cannot be written.
-    """
-    write_atomic(files.conditions, conditions.model_dump_json(indent=1))
-
-
 def unknown_knobs(files: StudyFiles, study: optuna.Study) -> frozenset[str]:
     """Return the knobs that the autotune with which a study was begun did not have.
 
@@ -118,23 +102,6 @@ def read_conditions(files: StudyFiles) -> StudyConditions | None:
 
 
 # Heats of a study: configurations are compared in one process, whatever individual ones do to it.
-
-
-def run_heat(launch: Callable[[int, HeatPlan], TrialResult], plan: HeatPlan) -> Heat:
-    """Run a heat and return what is known about each entrant, in the order of the plan.
-
-    Args:
-        launch: runs one launch of a heat, given its number, counted from 1, and its plan; see `heat_steps`.
-    """
-    steps = heat_steps(plan)
-    result = None
-    while True:
-        try:
-            number, part = next(steps) if result is None else steps.send(result)
-        except StopIteration as ended:
-            heat: Heat = ended.value
-            return heat
-        result = launch(number, part)
 
 
 def heat_steps(plan: HeatPlan) -> Generator[tuple[int, HeatPlan], TrialResult, Heat]:
@@ -204,8 +171,6 @@ def dealt(entrants: Sequence[Config], hands: int) -> list[tuple[Config, ...]]:
     return [(reference, *others[first::count]) for first in range(count)]
 
 
-# What a study has done so far.
-
 # The files of launches: the request for each, and how it ended.
 
 
@@ -219,12 +184,18 @@ def read_launch(files: LaunchFiles) -> tuple[TrialSpec | None, TrialResult | Non
     return spec, result
 
 
-def read_launches(files: StudyFiles) -> Iterator[tuple[TrialSpec, TrialResult]]:
-    """Read every readable launch of a study: the trials in order, then the launches outside the search."""
+def begun_launches(files: StudyFiles) -> Iterator[tuple[TrialSpec, TrialResult | None]]:
+    """Read every readable launch of a study: the trials in order, then the launches outside the search. One that was
+    killed together with the search has no result."""
     for folder in (*sorted(files.trials.glob("*")), *sorted(files.launches.glob("*"))):
         spec, result = read_launch(LaunchFiles(folder))
-        if spec is not None and result is not None:
+        if spec is not None:
             yield spec, result
+
+
+def read_launches(files: StudyFiles) -> Iterator[tuple[TrialSpec, TrialResult]]:
+    """Read every readable launch of a study that has a result, in the order of `begun_launches`."""
+    return ((spec, result) for spec, result in begun_launches(files) if result is not None)
 
 
 def write_result(files: LaunchFiles, result: TrialResult) -> None:
@@ -256,15 +227,6 @@ def slim(result: TrialResult) -> TrialResult:
     if measurement is not None:
         measurement = measurement.model_copy(update=dict.fromkeys(_PER_STEP, ()))
     return result.model_copy(update={"measurement": measurement})
-
-
-def _slim_heat(heat: StudyHeat) -> StudyHeat:
-    """Return a copy of a heat without the surroundings of its turns."""
-    entrants = tuple(
-        e.model_copy(update={"turns": tuple(t and t.model_copy(update={"around": None}) for t in e.turns)})
-        for e in heat.heat.entrants
-    )
-    return heat.model_copy(update={"heat": heat.heat.model_copy(update={"entrants": entrants})})
 
 
 @dataclass(frozen=True)
@@ -325,7 +287,9 @@ class History:
         Raises:
             ResumeRefusedError: something has changed; the error has one row for each difference.
         """
-        now = conditions_of(fingerprint, self._space)
+        choices = {name: tuple(map(spell, self._space.legal(name))) for name in self._space.choices}
+        choices[BASELINE] = tuple(f"{n}={spell(v)}" for n, v in self._space.baseline.items())
+        now = StudyConditions(fingerprint=fingerprint, space=choices)
         attributes = self.optuna.user_attrs
         is_bound = FINGERPRINT in attributes
         then = read_conditions(self._files)
@@ -339,7 +303,7 @@ class History:
                 advice="restore the conditions, or start a new study with `autotune search`.",
             )
         if not self._files.conditions.exists():
-            write_conditions(self._files, now)
+            write_atomic(self._files.conditions, now.model_dump_json(indent=1))
         if not is_bound:
             with writing(self._files):
                 self.optuna.set_user_attr(SPACE, now.model_dump(mode="json")["space"])
@@ -358,7 +322,6 @@ class History:
 
     @property
     def planned(self) -> list[dict[str, Value]]:
-        """Configurations to try first."""
         return list(self.optuna.user_attrs.get(_FIRST, []))
 
     @property
@@ -497,8 +460,12 @@ class History:
         return stored
 
     def record_heat(self, heat: StudyHeat) -> StudyHeat:
-        """Store a finished heat; return it as stored."""
-        stored = _slim_heat(heat)
+        """Store a finished heat; return it as stored, without the surroundings of its turns."""
+        entrants = tuple(
+            e.model_copy(update={"turns": tuple(t and t.model_copy(update={"around": None}) for t in e.turns)})
+            for e in heat.heat.entrants
+        )
+        stored = heat.model_copy(update={"heat": heat.heat.model_copy(update={"entrants": entrants})})
         with writing(self._files):
             self.optuna.set_user_attr(f"{HEAT}{heat.number:05d}", stored.model_dump(mode="json"))
         self.heats = sorted([*self.heats, stored], key=lambda h: h.number)
@@ -580,33 +547,23 @@ def adopt_heats(files: StudyFiles, history: History) -> None:
     results = [read_launch(files.trial(number))[1] for number in trials]
     trials_s = [result.began_s for result in results if result is not None and result.began_s is not None]
     for number in missing:
-        spec, _ = read_launch(files.launch(f"heat-{number}-1"))
-        wall_s, began_s = 0.0, math.inf
-
-        def stored(attempt: int, plan: HeatPlan, number: int = number) -> TrialResult:
-            nonlocal wall_s, began_s
-            spec, result = read_launch(files.launch(f"heat-{number}-{attempt}"))
-            if (
-                result is None
-                or result.status is TrialStatus.INTERRUPTED
-                or spec is None
-                or spec.heat is None
-                or spec.heat.timeless != plan.timeless
-            ):
-                raise _UnfinishedError
+        spec, result = read_launch(files.launch(f"heat-{number}-1"))
+        if spec is None or spec.heat is None:
+            continue
+        steps, wall_s, began_s = heat_steps(spec.heat), 0.0, math.inf
+        attempt, plan = next(steps)
+        while result is not None and result.status is not TrialStatus.INTERRUPTED:
+            if spec is None or spec.heat is None or spec.heat.timeless != plan.timeless:
+                break
             wall_s += result.wall_s
             began_s = min(began_s, math.inf if result.began_s is None else result.began_s)
-            return result
-
-        if spec is not None and spec.heat is not None:
-            with contextlib.suppress(_UnfinishedError):
-                adopted = run_heat(stored, spec.heat)
+            try:
+                attempt, plan = steps.send(result)
+            except StopIteration as ended:
                 after = sum(trial_s < began_s for trial_s in trials_s)
-                history.record_heat(StudyHeat(number=number, after=after, heat=adopted, wall_s=wall_s))
-
-
-class _UnfinishedError(Exception):
-    """A launch of a heat has no result."""
+                history.record_heat(StudyHeat(number=number, after=after, heat=ended.value, wall_s=wall_s))
+                break
+            spec, result = read_launch(files.launch(f"heat-{number}-{attempt}"))
 
 
 def _refuse_others(files: StudyFiles, spec: TrialSpec, now: Fingerprint) -> None:
@@ -646,16 +603,20 @@ def seconds_by_purpose(files: StudyFiles, elapsed_s: float) -> tuple[LedgerRow, 
     A killed launch counts with what is known about it. A repeated launch counts once, because its folder holds only the
     last attempt. Time of an interrupted run that no launch's folder covers counts as between launches.
     """
-    rows: dict[str, LedgerRow] = {}
+    rows: dict[str, list[LedgerRow]] = {}
     results = []
     for spec, result in read_launches(files):
         purpose = _purpose(spec)
-        row = rows.get(purpose) or LedgerRow(purpose=purpose, launches=0, seconds=0.0)
-        rows[purpose] = _add(row, result)
+        rows.setdefault(purpose, []).append(_row(purpose, result))
         results.append(result)
     between_s = max(0.0, elapsed_s - _covered_s(results))
-    rows[BETWEEN] = LedgerRow(purpose=BETWEEN, launches=0, seconds=between_s, rest_s=between_s)
-    return tuple(rows[name] for name in _ORDER if name in rows)
+    rows[BETWEEN] = [LedgerRow(purpose=BETWEEN, launches=0, seconds=between_s, rest_s=between_s)]
+    return tuple(total_row(name, rows[name]) for name in _ORDER if name in rows)
+
+
+def total_row(purpose: str, rows: Sequence[LedgerRow]) -> LedgerRow:
+    figures = (name for name in LedgerRow.model_fields if name != "purpose")
+    return LedgerRow(purpose=purpose, **{name: sum(getattr(row, name) for row in rows) for name in figures})
 
 
 def _covered_s(results: Sequence[TrialResult]) -> float:
@@ -681,7 +642,7 @@ def _purpose(spec: TrialSpec) -> str:
     return _PURPOSES[spec.kind]
 
 
-def _add(row: LedgerRow, result: TrialResult) -> LedgerRow:
+def _row(purpose: str, result: TrialResult) -> LedgerRow:
     phases = result.phase_s
     start_s = phases.get(Phase.LOAD, 0.0) + phases.get(Phase.BUILD, 0.0)
     compile_s = phases.get(Phase.COMPILE, 0.0)
@@ -700,12 +661,12 @@ def _add(row: LedgerRow, result: TrialResult) -> LedgerRow:
         parts_s = [part * result.wall_s / sum(parts_s) for part in parts_s]
     start_s, compile_s, warmup_s, kept_s = parts_s
     return LedgerRow(
-        purpose=row.purpose,
-        launches=row.launches + 1,
-        seconds=row.seconds + result.wall_s,
-        start_s=row.start_s + start_s,
-        compile_s=row.compile_s + compile_s,
-        warmup_s=row.warmup_s + warmup_s,
-        kept_s=row.kept_s + kept_s,
-        rest_s=row.rest_s + result.wall_s - sum(parts_s),
+        purpose=purpose,
+        launches=1,
+        seconds=result.wall_s,
+        start_s=start_s,
+        compile_s=compile_s,
+        warmup_s=warmup_s,
+        kept_s=kept_s,
+        rest_s=result.wall_s - sum(parts_s),
     )

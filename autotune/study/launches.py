@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,7 +47,6 @@ from autotune.workload.catalog import source_files, source_hash
 
 # Detects edits of a workload's files while a search runs.
 
-
 _Stamp = tuple[int, int, int, int]
 
 
@@ -84,19 +83,6 @@ class SourceWatch:
                 return None
         except UsageError:
             contents = {}
-        return self._first_difference(contents)
-
-    def check(self) -> None:
-        """Raise if a file has changed.
-
-        Raises:
-            WorkloadError: a file was edited.
-        """
-        name = self.edited()
-        if name is not None:
-            raise edited_meanwhile(name)
-
-    def _first_difference(self, contents: dict[str, bytes]) -> str:
         names = sorted(contents.keys() | self._contents.keys())
         differing = [name for name in names if contents.get(name) != self._contents.get(name)]
         # Before the first successful look, only the hash of all files is known.
@@ -104,7 +90,6 @@ class SourceWatch:
 
 
 def edited_meanwhile(name: str) -> WorkloadError:
-    """Return the error for a search whose workload was edited."""
     return WorkloadError(
         f"{name} was edited meanwhile, and figures of two versions do not compare",
         advice="everything measured before is kept: undo the edit and `autotune resume`, or start a new search.",
@@ -118,10 +103,7 @@ def _stamp(path: Path) -> _Stamp | None:
     return None
 
 
-# The launches of a study.
-
 # Runs a study's launches on its devices within its budget, and enters each in the study's tables.
-
 
 _T = TypeVar("_T")
 #: Launches, one after another: yields the spec of each, receives its result, and returns what all of them show.
@@ -190,7 +172,6 @@ class RunningLaunches:
 
     @property
     def devices(self) -> int:
-        """Number of devices."""
         return self.lanes.count
 
     @property
@@ -235,7 +216,7 @@ class RunningLaunches:
         if spec is None:  # an earlier run of the study has made all of them
             then(shown)
         else:
-            self._launch(lane, title, launching, then, spec)
+            self._launch(lane, _Task(title, launching, then, spec))
 
     def end(self) -> None:
         """Wait until the launches on one device have ended, and call their callback.
@@ -251,7 +232,7 @@ class RunningLaunches:
             if spec is None:
                 task.then(shown)
                 return
-            self._launch(lane, task.title, task.launching, task.then, spec)
+            self._launch(lane, replace(task, spec=spec, waits=True))
 
     def abandon(self) -> None:
         """End everything that is running. A resumed study finds the results in the launches' folders."""
@@ -261,18 +242,17 @@ class RunningLaunches:
             _, task = self._tasks.popitem()
             _clear(task.spec)
 
-    def _launch(
-        self, lane: int, title: str, launching: Launching[Any], then: Callable[[Any], None], spec: TrialSpec
-    ) -> None:
-        if self._source is not None:
-            self._source.check()
-        first = self.reading.after([task.spec for task in self._tasks.values()])
-        spec = spec.model_copy(update={**asdict(self._places[lane]), "first_sample": first})
+    def _launch(self, lane: int, task: _Task) -> None:
+        edited = None if self._source is None else self._source.edited()
+        if edited is not None:
+            raise edited_meanwhile(edited)
+        first = self.reading.after([other.spec for other in self._tasks.values()])
+        spec = task.spec = task.spec.model_copy(update={**asdict(self._places[lane]), "first_sample": first})
         if spec.heat is None:
-            self._observer.launch_begins(title, spec.config)
+            self._observer.launch_begins(task.title, spec.config)
         else:
-            self._observer.heat_begins(title, spec.heat.entrants)
-        task = self._shown = self._tasks[lane] = _Task(title, launching, then, spec)
+            self._observer.heat_begins(task.title, spec.heat.entrants)
+        self._shown = self._tasks[lane] = task
         self._pause()
 
         def beat(found: Beat) -> None:
@@ -325,7 +305,6 @@ class RunningLaunches:
 
 
 def once(spec: TrialSpec) -> Launching[TrialResult]:
-    """Launch once, and return the result."""
     return (yield spec)
 
 
@@ -412,20 +391,6 @@ def turn_s_for(budget_s: float) -> dict[Side, float]:
     return {"device": device_s, "loader": _LOADER_TURN * device_s}
 
 
-def limits_for(budget_s: float) -> PhaseLimits:
-    """Return how long each phase may take before a launch counts as stuck: 120 s, or a quarter of a large budget."""
-    long_s = max(120.0, budget_s / 4)
-    return PhaseLimits(
-        load_s=long_s, build_s=long_s, compile_s=long_s, warmup_s=180.0, measure_s=180.0, silence_s=120.0
-    )
-
-
-def last_turn_s(expected_s: float, left_s: float | None) -> float | None:
-    """Return when the last turn of a heat may begin, in seconds after its launch; ``None`` if there is no limit."""
-    late_s = min(_LATE * max(expected_s, _LEAST_EXPECTED_S), math.inf if left_s is None else _BEGIN_PART * left_s)
-    return None if math.isinf(late_s) else max(0.1, late_s)
-
-
 # Builds the specs of a study's launches and runs them within the budget.
 
 #: In a longer budget, no script is kept: there is time for launches, and for everything that a probe can inspect.
@@ -469,7 +434,6 @@ class LaunchConditions:
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """All devices."""
         return (Place((self.device,), self.env, self.cores), *self.beside)
 
 
@@ -504,7 +468,11 @@ class Launches:
         self.plan = plan_for(budget.limit_s, busy_cores)
         #: See `HeatPlan`; ``None`` if no turns would be fair.
         self.even_steps: int | None = 1
-        self.limits = limits_for(budget.limit_s)
+        #: How long each phase may take before a launch counts as stuck: some take a part of a large budget.
+        long_s = max(120.0, budget.limit_s / 4)
+        self.limits = PhaseLimits(
+            load_s=long_s, build_s=long_s, compile_s=long_s, warmup_s=180.0, measure_s=180.0, silence_s=120.0
+        )
 
     def probe(self, launch: str, *, keep: bool = False) -> TrialResult:
         """Run a probe, which inspects torch, the device and the workload.
@@ -518,19 +486,15 @@ class Launches:
         # values.
         is_placed = c.command is not None and "batch_size" in places(c.command.words)
         config: Config = {"batch_size": c.batch_size} if is_placed else {}
-        spec = self._spec(LaunchKind.PROBE, launch, str(self.files.launch(launch).folder), config)
-        spec = spec.model_copy(update={"keeps": keep and self._may_keep})
+        spec = self.spec(LaunchKind.PROBE, self.files.launch(launch), config, keeps=keep and self._may_keep)
         result = self.running.alone("looking at the workload", once(spec))
-        if self.follow and VERDICT_LAUNCHES * self._launch_s(result) <= self.budget.left_s:
+        start_s = sum(result.phase_s.get(phase, 0.0) for phase in (Phase.LOAD, Phase.BUILD, Phase.COMPILE))
+        step_s = 0.0 if result.probe is None else result.probe.step_s or 0.0
+        launch_s = start_s + max(self.plan.max_measure_s, _SEEN_AFTER * step_s)
+        if self.follow and VERDICT_LAUNCHES * launch_s <= self.budget.left_s:
             # There is time for a proof, whose launches then show everything.
             self.running.lanes.let_go()
         return result
-
-    def _launch_s(self, probe: TrialResult) -> float:
-        """Estimate the duration of a launch of a script from its probe."""
-        start_s = sum(probe.phase_s.get(phase, 0.0) for phase in (Phase.LOAD, Phase.BUILD, Phase.COMPILE))
-        step_s = 0.0 if probe.probe is None else probe.probe.step_s or 0.0
-        return start_s + max(self.plan.max_measure_s, _SEEN_AFTER * step_s)
 
     @property
     def _may_keep(self) -> bool:
@@ -547,35 +511,11 @@ class Launches:
         """Whether launches may take place in the script that the probe has started, which is still running."""
         return self.running.lanes.keeps
 
-    def trial_spec(
-        self,
-        number: int,
-        config: Config,
-        *,
-        repeats: int | None,
-        prune_below_per_s: float,
-        prune_clock_mhz: float | None = None,
-        per_batch: tuple[float, float] | None = None,
-        limit_s: float | None,
-        follows: bool = False,
-    ) -> TrialSpec:
-        """Return the spec of trial ``number``, which takes at most ``limit_s`` seconds if given."""
-        folder = self.files.trial(number).folder
-        changes = {"prune_below_per_s": prune_below_per_s, "prune_clock_mhz": prune_clock_mhz, "per_batch": per_batch}
-        plan = self.plan.model_copy(update=changes)
-        limits = self.limits.model_copy(update={"total_s": limit_s})
-        return self._spec(LaunchKind.MEASURE, folder.name, str(folder), config).model_copy(
-            update={"number": number, "repeats": repeats, "plan": plan, "limits": limits, "follows": follows}
-        )
-
     def heat(
         self, name: str, title: str, entrants: Sequence[Config], *, limit_s: float | None = None
     ) -> tuple[Heat, float]:
-        """Compare configurations in a heat while nothing else runs; return the heat, and the seconds of its launches.
-
-        Args:
-            name, entrants, limit_s: see `heat_launches`.
-        """
+        """Compare configurations in a heat (see `heat_launches`) while nothing else runs; return the heat, and the
+        seconds of its launches."""
         return self.running.alone(title, self.heat_launches(name, entrants, limit_s=limit_s))
 
     def heat_launches(
@@ -619,7 +559,9 @@ class Launches:
             except StopIteration as ended:
                 return ended.value, wall_s
             left_s = None if limit_s is None else limit_s - wall_s
-            plan = plan.model_copy(update={"wall_s": last_turn_s(expected_s, left_s)})
+            late_s = _LATE * max(expected_s, _LEAST_EXPECTED_S)
+            late_s = late_s if left_s is None else min(late_s, _BEGIN_PART * left_s)
+            plan = plan.model_copy(update={"wall_s": None if math.isinf(late_s) else max(0.1, late_s)})
             result = yield from self._heat_launch(f"{name}-{number}", plan, left_s, follows=follows)
             wall_s += result.wall_s
 
@@ -633,7 +575,8 @@ class Launches:
             return earlier
         if left_s is not None and left_s <= 0:
             return too_late
-        result = yield self._outside(LaunchKind.HEAT, launch, plan.entrants[0], left_s, heat=plan, follows=follows)
+        files = self.files.launch(launch)
+        result = yield self.spec(LaunchKind.HEAT, files, plan.entrants[0], left_s, heat=plan, follows=follows)
         # No entrant is to blame for the time that all of them took together.
         is_overdue = left_s is not None and result.status is TrialStatus.TIMEOUT and result.wall_s >= left_s
         return too_late.model_copy(update={"wall_s": result.wall_s}) if is_overdue else result
@@ -655,7 +598,6 @@ class Launches:
         hold: HoldPlan | None = None,
         data: DataRef | None = None,
         exchanges: bool = True,
-        attempts: int = ATTEMPTS,
         limit_s: float | None = None,
     ) -> TrialResult:
         """Run a launch outside the search, or return its result if an earlier run of the study completed it.
@@ -666,16 +608,15 @@ class Launches:
             launch: name of the launch, unique in the study, and the same on a resume.
             data: data to use instead of the study's.
             exchanges: see `TrialSpec`.
-            attempts: maximum number of attempts.
             limit_s: time limit of each attempt.
         """
         earlier = self.finished(launch, config)
         if earlier is not None:
             return earlier
         plans = {"plan": plan or self.plan, "check": check, "hold": hold, "data": data or self.conditions.data}
-        spec = self._outside(kind, launch, config, limit_s, exchanges=exchanges, **plans)
+        spec = self.spec(kind, self.files.launch(launch), config, limit_s, exchanges=exchanges, **plans)
         disturbed: TrialResult | None = None
-        for _ in range(attempts):
+        for _ in range(ATTEMPTS):
             result = self.running.alone(title, once(spec))
             if not result.transient or self.running.should_stop():
                 break
@@ -683,22 +624,12 @@ class Launches:
         # The reason why the time ran out is more informative than that it did.
         return disturbed if disturbed is not None and result.status is TrialStatus.INTERRUPTED else result
 
-    def _outside(
-        self, kind: LaunchKind, launch: str, config: Config, limit_s: float | None, **changes: object
-    ) -> TrialSpec:
-        """Return the spec of a launch outside the search."""
-        limits = self.limits.model_copy(update={"total_s": limit_s})
-        spec = self._spec(kind, launch, str(self.files.launch(launch).folder), config)
-        return spec.model_copy(update={"limits": limits, **changes})
-
     @property
     def turn_s(self) -> dict[Side, float]:
-        """The least duration of a turn in a heat, by side."""
         return turn_s_for(self.budget.limit_s)
 
     @property
     def measured_s(self) -> float:
-        """Seconds inside kept windows, over all launches of the study."""
         return self.running.tables.measured_s()
 
     def finished(self, launch: str, config: Config, heat: HeatPlan | None = None) -> TrialResult | None:
@@ -709,12 +640,15 @@ class Launches:
         then, now = (None if plan is None else plan.timeless for plan in (spec.heat, heat))
         return result if key(spec.config) == key(config) and then == now else None
 
-    def _spec(self, kind: LaunchKind, launch: str, folder: str, config: Config) -> TrialSpec:
+    def spec(
+        self, kind: LaunchKind, files: LaunchFiles, config: Config, limit_s: float | None = None, **changes: object
+    ) -> TrialSpec:
+        """Return the spec of a launch, which takes at most ``limit_s`` seconds if given."""
         c = self.conditions
-        return TrialSpec(
+        spec = TrialSpec(
             kind=kind,
-            launch=launch,
-            folder=folder,
+            launch=files.folder.name,
+            folder=str(files.folder),
             workload=c.workload,
             command=c.command,
             data=c.data,
@@ -726,6 +660,7 @@ class Launches:
             worker_start_method=c.worker_start_method,
             memory_limit_bytes=c.memory_limit_bytes,
             cache_folder=str(self.files.compile_cache),
-            limits=self.limits,
+            limits=self.limits.model_copy(update={"total_s": limit_s}),
             plan=self.plan,
         )
+        return spec.model_copy(update=changes)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from autotune import stats
-from autotune.base.errors import AutotuneError, InterruptedSearch, MachineError, WorkloadError
+from autotune.base.errors import AutotuneError, InterruptedSearch, MachineError, UnscoredError, WorkloadError
 from autotune.base.files import write_atomic
 from autotune.base.layout import StudyFiles
 from autotune.base.observer import Observer
@@ -17,6 +17,7 @@ from autotune.base.records import (
     Config,
     Failure,
     Heat,
+    LaunchKind,
     Measurement,
     Phase,
     Side,
@@ -31,13 +32,11 @@ from autotune.samplers import AutoSampler, Experience, LegalSampler, Searcher, m
 from autotune.space import AT_ONCE, Space, key, loads_as
 from autotune.space.formatting import phrase
 from autotune.space.requirements import ANYTHING, Requirements
-from autotune.study.agenda import MATHS_PAYS, PROMISING, Agenda, CompleteTrials, TrialScores, waits_for_the_disk
+from autotune.study.agenda import MATHS_PAYS, PROMISING, Agenda, CompleteTrials, waits_for_the_disk
 from autotune.study.budget import SEARCH_SHARE, lack
 from autotune.study.history import History, dealt
 from autotune.study.launches import Launches, Launching, once
 from autotune.workload.scoring import Scorer
-
-# The rate below which a trial can be stopped early.
 
 
 def rate_to_beat(
@@ -51,9 +50,6 @@ def rate_to_beat(
     than that is really slower. Configurations with the user's own batch size are reported separately, so they are
     compared with the best of their own kind. The baseline is never stopped: every comparison needs it, also if it is
     measured late.
-
-    Args:
-        noise: noise of one launch.
     """
     if key(config) == key(space.baseline):
         return 0.0, None
@@ -65,30 +61,6 @@ def rate_to_beat(
     margin = 2 * 2**0.5 * noise.sd
     measurement = fastest.result.measurement
     return (fastest.rate_per_s or 0.0) * max(0.0, 1 - margin), measurement.sm_clock_mhz if measurement else None
-
-
-# The error for a baseline that cannot be measured.
-
-
-def is_verdict(result: TrialResult) -> bool:
-    """Return whether a launch ended by itself, as opposed to being killed or interrupted."""
-    return result.status is not TrialStatus.INTERRUPTED or result.transient
-
-
-def baseline_failed(result: TrialResult, config: Config) -> AutotuneError:
-    """Return the error for a failed baseline, with the last lines of the child's output."""
-    if result.status is TrialStatus.INTERRUPTED:
-        return MachineError(
-            f"the machine is too busy to measure: {result.cause}",
-            advice=f"{result.advice or ''} `autotune resume` launches the baseline again.".strip(),
-        )
-    again = f", {ATTEMPTS} times in a row" if result.transient else ""
-    where = phase_clause(result.phase or Phase.LOAD, config)
-    return WorkloadError(
-        f"the baseline ended as {result.status} in {where}{again}: {result.cause}",
-        advice=result.advice,
-        detail=result.evidence,
-    )
 
 
 # The search loop: ask for a configuration, launch it, record the trial, update the sampler.
@@ -153,7 +125,7 @@ class StudyLoop:
         )
         on_cpu = launches.conditions.device == "cpu"
         self._complete = CompleteTrials(space.baseline, required, stats.PRIORS["cpu" if on_cpu else "cuda"])
-        self._scores = TrialScores(scorer, further, by_rate=prune, baseline=space.baseline, says=observer.says)
+        self._scorer, self._further = scorer, further
         #: Whether more than the rate decides.
         self._chooses = bool(required) or rate_within > 0
         self._running = launches.running
@@ -189,14 +161,14 @@ class StudyLoop:
                 space,
                 seed=seed,
                 acceptable=self._agenda.acceptable,
-                left_s=lambda: self._agenda.time.left_s,
+                left_s=lambda: self._agenda.left_s,
                 limit_s=SEARCH_SHARE * launches.budget.limit_s,
                 capacity_bytes=capacity_bytes,
                 noise_sd=lambda: self.noise.sd,
                 splits=prune,
                 experience=self._experience,
-                excess=self._required.excess_of if self._required else None,
-                judge=self._scores.judged if rate_within else None,
+                excess=(lambda measurement: required.excess([measurement])) if required else None,
+                judge=(lambda measurement: scorer.known(measurement) or 0.0) if rate_within else None,
                 within=rate_within,
                 # Heats show rates, which decide no other objective.
                 turn_s=self._turn_s if heats and prune else None,
@@ -217,7 +189,6 @@ class StudyLoop:
 
     @property
     def complete(self) -> list[Trial]:
-        """Trials with a score, best first; those that do not meet the requirements come last."""
         return list(self._complete.ordered)
 
     @property
@@ -228,7 +199,6 @@ class StudyLoop:
 
     @property
     def noise(self) -> stats.LaunchNoise:
-        """Variation between launches of equal configurations: from repeated launches, or else the usual value."""
         return self._complete.noise
 
     def recover(self) -> None:
@@ -269,11 +239,19 @@ class StudyLoop:
     def _search(self) -> str:
         while True:
             self._check_leader()
-            reason = self._fill()
+            # Something that ends may change why nothing more is begun.
+            reason = None
+            while reason is None and self._room:
+                reason = self._begin()
             if reason is not None and not self._running.number:
                 return reason
             self._running.end()
-            self._raise_if_stopped()
+            signal_number = self._stop()
+            if signal_number is not None:
+                # Everything running is to be on disk.
+                while self._running.number:
+                    self._running.end()
+                raise InterruptedSearch(signal_number)
             self._check_baseline()
 
     def _check_leader(self) -> None:
@@ -288,18 +266,7 @@ class StudyLoop:
             self._checked.add(key(changed))
             began_s = self._launches.budget.spent_s
             self.rule_out(self._check(best))
-            self._agenda.time.checked_s += self._launches.budget.spent_s - began_s
-
-    def _fill(self) -> str | None:
-        """Begin trials and heats on all free devices; if nothing more is begun on one of them, return why.
-
-        That may change when something running ends.
-        """
-        while self._room:
-            reason = self._begin()
-            if reason is not None:
-                return reason
-        return None
+            self._agenda.checked_s += self._launches.budget.spent_s - began_s
 
     def _begin(self) -> str | None:
         """Begin what is most valuable now, or return why nothing is begun."""
@@ -307,7 +274,8 @@ class StudyLoop:
         # Winners of other studies are tried after the first heat, which reveals more in the same time.
         if reason is None and not self.history.heats and not self.history.waiting and self._begin_heat():
             return None
-        if reason is None and not self.history.waiting and not self._agenda.enqueue(self._fits):
+        fits = partial(self._sampler.fits, self.history.optuna)
+        if reason is None and not self.history.waiting and not self._agenda.enqueue(fits):
             if self._begin_heat():
                 return None
             reason = self._sampler.reason_to_end(self.history.optuna)
@@ -325,9 +293,6 @@ class StudyLoop:
         running = self._running
         return running.free if running.devices > 1 and self._may_share() else int(not running.number)
 
-    def _fits(self, config: Config) -> bool:
-        return self._sampler.fits(self.history.optuna, config)
-
     def _may_share(self) -> bool:
         """Return whether trials may run side by side."""
         if self.baseline is None:
@@ -337,15 +302,6 @@ class StudyLoop:
             self._said_alone = True
             self._observer.says("the training waits for files that may come from a disk, so trials run one at a time")
         return not must_run_alone
-
-    def _raise_if_stopped(self) -> None:
-        """If a signal arrived, raise `InterruptedSearch` once everything running has ended and is on disk."""
-        signal_number = self._stop()
-        if signal_number is None:
-            return
-        while self._running.number:
-            self._running.end()
-        raise InterruptedSearch(signal_number)
 
     def _begin_heat(self) -> bool:
         """Compare configurations in a heat if the sampler asks for one; return whether one has begun.
@@ -363,10 +319,10 @@ class StudyLoop:
                 entrants,
                 side=proposal.side,
                 # In a short budget, a heat is the cheapest evidence available.
-                least_per_s=0.0 if self._agenda.time.is_short else proposal.least_per_s,
+                least_per_s=0.0 if self._agenda.is_short else proposal.least_per_s,
                 follows=self._follows(entrants[0]),
                 expected_s=proposal.seconds,
-                limit_s=self._agenda.time.left_s,
+                limit_s=self._agenda.left_s,
             )
             self._run_heat(number, after, proposal.side, launching)
         return True
@@ -379,9 +335,9 @@ class StudyLoop:
         """If there is no time for launches of both, compare the best so far with the baseline in turns within the
         script that is already training; if that hardly gains anything, all that may be as fast, which can show that
         none is faster. Return whether that has begun."""
-        baseline, time = self.baseline, self._agenda.time
+        baseline = self.baseline
         left_s = self._launches.budget.left_s
-        if baseline is None or self._was_last or self._launches.even_steps is None or time.fits_proof:
+        if baseline is None or self._was_last or self._launches.even_steps is None or self._agenda.fits_proof:
             return False
         own_per_s = baseline.rate_per_s or math.inf
         # A configuration that was tried again counts once, as its best.
@@ -417,7 +373,7 @@ class StudyLoop:
         self._experience.learn_heat(stored)
         self._observer.heat_ends(stored)
         self._agenda.enqueue_leader(stored.heat)
-        if self._agenda.time.is_short and self._agenda.keeps_loader:
+        if self._agenda.is_short and self._agenda.keeps_loader:
             self._turn_s.pop("loader", None)
         uncompilable = next((e for e in stored.heat.entrants if e.cannot_compile), None)
         if uncompilable is not None and not knew_already:
@@ -431,18 +387,19 @@ class StudyLoop:
         # Pruning compares rates, which do not decide another objective.
         rivals = self._complete.fitting
         # If the search's own launches are to count as a round of the proof, none is cut short.
-        whole = (self._adopts or self._launches.follow) and self._agenda.time.is_short
+        whole = (self._adopts or self._launches.follow) and self._agenda.is_short
         below_per_s, clock_mhz = (
             rate_to_beat(self.space, rivals, config, self.noise) if self._prune and not whole else _ANY
         )
-        spec = self._launches.trial_spec(
-            number,
+        pruning = {"prune_below_per_s": below_per_s, "prune_clock_mhz": clock_mhz, "per_batch": self._per_batch(config)}
+        spec = self._launches.spec(
+            LaunchKind.MEASURE,
+            self._launches.files.trial(number),
             config,
+            self._agenda.limit_s(config),
+            number=number,
             repeats=repeats,
-            prune_below_per_s=below_per_s,
-            prune_clock_mhz=clock_mhz,
-            per_batch=self._per_batch(config),
-            limit_s=self._agenda.limit_s(config),
+            plan=self._launches.plan.model_copy(update=pruning),
             follows=self._follows(config),
         )
 
@@ -463,8 +420,8 @@ class StudyLoop:
     def _record(self, trial: Trial) -> None:
         measurement = trial.result.measurement
         if trial.result.status is TrialStatus.COMPLETE and measurement is not None:
-            trial = trial.model_copy(update=self._scores.fields(trial, measurement))
-        stored = self.history.record(trial, 0.0 if measurement is None else self._required.excess_of(measurement))
+            trial = self._scored(trial, measurement)
+        stored = self.history.record(trial, 0.0 if measurement is None else self._required.excess([measurement]))
         lessons, first = self._experience.lessons, self.baseline is None
         closes = trial.result.cannot_compile and not lessons.cannot_compile
         refused = trial.result.refuses
@@ -482,6 +439,23 @@ class StudyLoop:
             self._observer.says(closed_because(trial.result))
         if refused is not None and is_new:
             self._observer.says(_no_more_because(refused, trial.config, trial.result.cause))
+
+    def _scored(self, trial: Trial, measurement: Measurement) -> Trial:
+        """Return a trial with its scores; without if its launch lacks a figure that an objective needs, as when a
+        counter once did not answer.
+
+        Raises:
+            UnscoredError: it is the baseline.
+        """
+        try:
+            score = measurement.samples_per_s if self._prune else self._scorer.score(measurement)
+            further = tuple(other.score(measurement) for other in self._further)
+        except UnscoredError as error:
+            if key(trial.config) == key(self.space.baseline):
+                raise
+            self._observer.says(f"trial {trial.number} has no score: {error}")
+            return trial
+        return trial.model_copy(update={"score": score, "further": further})
 
     def _learn(self, trial: Trial) -> None:
         # A trial killed while the sampler was suggesting has no configuration.
@@ -569,15 +543,29 @@ class StudyLoop:
         self._agenda.look_for_owed()
 
     def go_on(self, entered: Sequence[Trial], searched_s: float) -> bool:
-        """Let the search go on after a contest that no trial has won (see `SearchTime`); return whether it does."""
-        return not self._agenda.has_all_trials and self._agenda.time.go_on(entered, searched_s)
+        """Let the search go on after a contest that no trial has won (see `Agenda`); return whether it does."""
+        return self._agenda.go_on(entered, searched_s)
 
     def _check_baseline(self) -> None:
         """Raise if the baseline failed: it is what the user runs today, and without it no search can help."""
-        if self.baseline is not None or key(self.space.baseline) not in self.history.tried:
+        baseline = self.space.baseline
+        if self.baseline is not None or key(baseline) not in self.history.tried:
             return
-        results = [t.result for t in self.history.trials if key(t.config) == key(self.space.baseline)]
-        raise baseline_failed(next(r for r in reversed(results) if is_verdict(r)), self.space.baseline)
+        results = [t.result for t in reversed(self.history.trials) if key(t.config) == key(baseline)]
+        # The last that ended by itself, as opposed to being killed or interrupted.
+        result = next(r for r in results if r.status is not TrialStatus.INTERRUPTED or r.transient)
+        if result.status is TrialStatus.INTERRUPTED:
+            raise MachineError(
+                f"the machine is too busy to measure: {result.cause}",
+                advice=f"{result.advice or ''} `autotune resume` launches the baseline again.".strip(),
+            )
+        again = f", {ATTEMPTS} times in a row" if result.transient else ""
+        where = phase_clause(result.phase or Phase.LOAD, baseline)
+        raise WorkloadError(
+            f"the baseline ended as {result.status} in {where}{again}: {result.cause}",
+            advice=result.advice,
+            detail=result.evidence,
+        )
 
     def _reason_to_end(self) -> str | None:
         if self._agenda.has_all_trials:
@@ -586,11 +574,11 @@ class StudyLoop:
         if self.baseline is None:
             is_spent = self._launches.budget.left_s <= 0
             return "the budget is spent" if is_spent else None
-        if self._experience.costs.expected_s(self.space.baseline) > self._agenda.time.left_s:
-            if self._agenda.time.is_whole or self._agenda.time.is_over:
+        if self._experience.costs.expected_s(self.space.baseline) > self._agenda.left_s:
+            if self._agenda.is_whole or self._agenda.is_over:
                 proof = "what is left of the budget is for the proof"
                 return proof if len(self.complete) > 1 else "no other launch fits into what is left of the budget"
-            share = f"{100 * self._agenda.time.share:.0f} %"
+            share = f"{100 * self._agenda.share:.0f} %"
             return f"no more trials fit into the {share} of the budget that searching may take"
         return None
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import io
+import math
+import operator
+import os
 import shlex
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,11 +33,10 @@ from autotune.base.parsing import (
     size_bytes,
 )
 from autotune.base.records import LARGEST, LARGEST_IMAGE, SCHEMA_VERSION, StudySpec
-from autotune.knobs import KNOBS
+from autotune.knobs import KNOBS, spell
 from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
 from autotune.samplers import SAMPLERS
 from autotune.space.requirements import Requirements
-from autotune.study import python_values as python
 from autotune.study.storage_url import typed_address
 
 # ``study.yaml``: the request of a study, readable by people, and by YAML 1.1 and 1.2 parsers alike.
@@ -102,34 +105,6 @@ def _quoted(value: Any) -> Any:
 # An option of a search: how its values are written on a command line and in Python, and which field they fill.
 
 
-def _same(typed: Any, _flag: str) -> Any:
-    return typed
-
-
-def _plain(value: Any) -> list[str]:
-    return [str(value)]
-
-
-@dataclass(frozen=True)
-class Spelling:
-    """How values of one kind are written on a command line.
-
-    Attributes:
-        kind: type to which the command line's parser converts a word.
-        many: whether the option may be repeated.
-        read: converts the parsed value (a list for an option that may be repeated). The second argument is the option's
-            flag, for error messages. Raises `UsageError`.
-        write: converts a value to words, each to be preceded by the flag, from which `read` returns the same value.
-        python: how the same values are given in Python.
-    """
-
-    kind: type = str
-    many: bool = False
-    read: Callable[[Any, str], Any] = _same
-    write: Callable[[Any], list[str]] = _plain
-    python: python.PythonKind = python.TEXT
-
-
 def _file_or_name(text: str, _flag: str) -> str:
     return str(Path(text).expanduser().absolute()) if text.endswith(".py") else text
 
@@ -141,32 +116,134 @@ def _files_or_names(text: str, flag: str) -> str:
     return ",".join(_file_or_name(part, flag) for part in parts)
 
 
-def _folder_or_kind(text: str, _flag: str) -> str:
-    return text if text in ("generated", "synthetic") else str(Path(text).expanduser().absolute())
+def _only(kind: type) -> Callable[[Any], Any]:
+    def checked(value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise TypeError
+        return value
+
+    return checked
+
+
+_text = _only(str)
+
+
+def _path_text(value: Any) -> str:
+    return str(_text(os.fspath(value)))
+
+
+def _whole(value: Any) -> int:
+    # Accepts whole numbers of other libraries, too, but no fractions.
+    if isinstance(value, bool):
+        raise TypeError
+    return operator.index(value)
+
+
+def _duration(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"must be a number of seconds above zero, not {value!r}")
+    return duration_text(value)
+
+
+def _price(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise TypeError
+    return price_text(value)
+
+
+def _texts(value: Any) -> list[str]:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        raise TypeError
+    return list(texts)
+
+
+def _items(value: Any) -> Iterable[tuple[str, Any]]:
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise TypeError
+    return value.items()
+
+
+def _lists(value: Any) -> list[str]:
+    texts = []
+    for name, values in _items(value):
+        items = values if isinstance(values, Iterable) and not isinstance(values, str | Mapping) else [values]
+        texts.append(f"{name}={','.join(_spelled(item, name) for item in items)}")
+    return texts
+
+
+def _spelled(value: Any, name: str) -> str:
+    if not isinstance(value, bool | int | float | str):
+        raise ValueError(f"takes text, a number, True or False for {name}, not {value!r}")
+    return spell(value)
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """How values of one kind are written on a command line, and given in Python.
+
+    Attributes:
+        takes: the values that it accepts in Python, for the documentation and for errors.
+        given: converts one of these to what the command line's parser returns. Raises `TypeError` for values of another
+            type, and `ValueError` with the rest of a sentence that begins with the option's flag.
+        kind: type to which the command line's parser converts a word.
+        many: whether the option may be repeated.
+        read: converts the parsed value (a list for an option that may be repeated). The second argument is the option's
+            flag, for error messages. Raises `UsageError`.
+        write: converts a value to words, each to be preceded by the flag, from which `read` returns the same value.
+    """
+
+    takes: str = "text"
+    given: Callable[[Any], Any] = _text
+    kind: type = str
+    many: bool = False
+    read: Callable[[Any, str], Any] = lambda typed, _flag: typed
+    write: Callable[[Any], list[str]] = lambda value: [str(value)]
 
 
 TEXT = Spelling()
 STORAGE = Spelling(read=typed_address)
-WHOLE = Spelling(kind=int, python=python.WHOLE)
-FLAG = Spelling(kind=bool, python=python.FLAG)
-PATH = Spelling(kind=Path, python=python.PATH)
-FILE = Spelling(read=_file_or_name, python=python.FILE)
-FILES = Spelling(read=_files_or_names, python=python.FILE)
-FOLDER = Spelling(read=_folder_or_kind, python=python.FILE)
-DURATION = Spelling(read=duration_s, write=lambda seconds: [duration_text(seconds)], python=python.DURATION)
-SHORT = Spelling(read=short_duration_s, write=lambda seconds: [duration_text(seconds)], python=python.DURATION)
-BANDWIDTH = Spelling(read=bandwidth_bytes_per_s, write=lambda size: [f"{size}B/s"], python=python.SIZE)
-SIZE = Spelling(read=size_bytes, write=lambda size: [f"{size}B"], python=python.SIZE)
-TEXTS = Spelling(many=True, read=lambda typed, _flag: tuple(typed), write=list, python=python.TEXTS)
-PRICE = Spelling(read=price, write=lambda amount: [price_text(amount)], python=python.PRICE)
+WHOLE = Spelling("a whole number", _whole, kind=int)
+FLAG = Spelling("True or False", _only(bool), kind=bool)
+PATH = Spelling("text or a path", lambda value: Path(_path_text(value)), kind=Path)
+FILE = Spelling("text or a path", _path_text, read=_file_or_name)
+FILES = replace(FILE, read=_files_or_names)
+FOLDER = replace(
+    FILE,
+    read=lambda text, _flag: text if text in ("generated", "synthetic") else str(Path(text).expanduser().absolute()),
+)
+DURATION = Spelling(
+    'seconds, or text as in "10m"', _duration, read=duration_s, write=lambda seconds: [duration_text(seconds)]
+)
+SHORT = replace(DURATION, read=short_duration_s)
+SIZE = Spelling(
+    'bytes, or text as in "6GiB"',
+    lambda value: value if isinstance(value, str) else f"{_whole(value)}B",
+    read=size_bytes,
+    write=lambda size: [f"{size}B"],
+)
+BANDWIDTH = replace(SIZE, read=bandwidth_bytes_per_s, write=lambda size: [f"{size}B/s"])
+PRICE = Spelling("a number above zero", _price, read=price, write=lambda amount: [price_text(amount)])
+TEXTS = Spelling("text, or a list of texts", _texts, many=True, read=lambda typed, _flag: tuple(typed), write=list)
 PAIRS = Spelling(
-    many=True, read=pairs, write=lambda found: [f"{n}={value}" for n, value in found.items()], python=python.PAIRS
+    "a dictionary of values by name",
+    lambda value: [f"{name}={_spelled(item, name)}" for name, item in _items(value)],
+    many=True,
+    read=pairs,
+    write=lambda values: [f"{name}={value}" for name, value in values.items()],
 )
 LISTS = Spelling(
+    "a dictionary of lists of values by name",
+    _lists,
     many=True,
     read=lists,
-    write=lambda found: [f"{n}={','.join(values)}" for n, values in found.items()],
-    python=python.LISTS,
+    write=lambda found: [f"{name}={','.join(values)}" for name, values in found.items()],
 )
 
 
@@ -176,9 +253,10 @@ class SearchOption:
 
     Attributes:
         name: without the leading dashes, and with underscores instead of inner dashes.
-        field: field of `StudySpec`; ``None`` for an option of the call rather than of the study.
         default: parsed value if the option is not given; equivalent to the field's own default.
         minimum, maximum: smallest and largest value of a whole number.
+        field: field of `StudySpec`; empty if it is the option's name, ``None`` for an option of the call rather than of
+            the study.
         space: whether ``autotune space`` also takes the option.
         recorded: whether a recorded surface fixes it, so that the option conflicts with ``--replay``.
         written: whether the command line of a request includes the option.
@@ -188,19 +266,23 @@ class SearchOption:
     name: str
     spelling: Spelling
     help: str
-    field: str | None = None
     default: Any = None
     metavar: str | None = None
     minimum: int | None = None
     maximum: int = LARGEST
+    field: str | None = ""
     space: bool = False
     recorded: bool = False
     written: Literal["unless default", "always", "never"] = "unless default"
     keyword: str | None = ""
 
+    def __post_init__(self) -> None:
+        for attribute in ("field", "keyword"):
+            if getattr(self, attribute) == "":
+                object.__setattr__(self, attribute, self.name)
+
     @property
     def flag(self) -> str:
-        """The option as typed."""
         return f"--{self.name.replace('_', '-')}"
 
     def value(self, parsed: Any) -> Any:
@@ -215,24 +297,25 @@ class SearchOption:
             raise UsageError(f"{self.flag} must be at most {self.maximum}, not {str(parsed)[:30]}")
         return None if parsed is None else self.spelling.read(parsed, self.flag)
 
-    @property
-    def argument(self) -> str | None:
-        """The name of the argument of `autotune.tune`; ``None`` for an option of the command line only."""
-        return self.name if self.keyword == "" else self.keyword
-
     def parsed(self, given: Any) -> Any:
         """Convert a value given in Python to what the command line's parser would have returned.
 
         Raises:
             UsageError: the value has the wrong type, or is below the minimum.
         """
-        parsed = self.spelling.python.parsed(given, self.flag)
+        try:
+            parsed = self.spelling.given(given)
+        except TypeError:
+            text = repr(given)
+            what = text if len(text) <= 60 else type(given).__name__
+            raise UsageError(f"{self.flag} takes {self.spelling.takes}, not {what}") from None
+        except ValueError as error:
+            raise UsageError(f"{self.flag} {error}") from None
         if self.minimum is not None and parsed < self.minimum:
             raise UsageError(f"{self.flag} must be at least {self.minimum}, not {parsed}")
         return parsed
 
     def words(self, value: Any) -> list[str]:
-        """Return the command line words for a value."""
         if self.written == "never" or (self.written != "always" and value == self.value(self.default)):
             return []
         if self.spelling is FLAG:
@@ -249,294 +332,168 @@ class SearchOption:
 # The commands that take these options, the arguments of `autotune.tune`, the request built from them, the conflicts
 # with ``--replay``, and the command line shown in a report are all derived from `OPTIONS`.
 
+#: Options that a recorded surface fixes: those of what is trained, which `autotune space` takes too; of these, a
+#: script's; and others. The last two exist on the command line only.
+_subject = partial(SearchOption, space=True, recorded=True)
+_script = partial(_subject, keyword=None)
+_shell = partial(SearchOption, recorded=True, keyword=None)
+_MOST_SAMPLES = KNOBS["batch_size"].maximum
 #: In the order of the help text.
-OPTIONS = (
-    SearchOption(
-        "model", FILE, "A name, FILE.py, or package.module:NAME.", "model", None, "MODEL", space=True, recorded=True
+OPTIONS: tuple[SearchOption, ...] = (
+    _subject("model", FILE, "A name, FILE.py, or package.module:NAME.", None, "MODEL"),
+    _subject(
+        "arg", PAIRS, "For the workload itself; may be repeated.", None, "KEY=VALUE", field="args", keyword="args"
     ),
-    SearchOption(
-        "arg",
-        PAIRS,
-        "For the workload itself; may be repeated.",
-        "args",
-        None,
-        "KEY=VALUE",
-        space=True,
-        recorded=True,
-        keyword="args",
-    ),
-    SearchOption(
-        "data", FOLDER, "A folder, generated, or synthetic.", "data", "generated", "DATA", space=True, recorded=True
-    ),
+    _subject("data", FOLDER, "A folder, generated, or synthetic.", "generated", "DATA"),
     SearchOption(
         "store_latency",
         SHORT,
         "Put a slow store in front of the data: how long each file takes to come, such as 80ms.",
-        "store_latency_s",
         metavar="DURATION",
         recorded=True,
+        field="store_latency_s",
     ),
     SearchOption(
         "store_bandwidth",
         BANDWIDTH,
         "Its bandwidth for one reader, such as 50MB/s.",
-        "store_bytes_per_s",
         metavar="SIZE/s",
         recorded=True,
+        field="store_bytes_per_s",
     ),
     SearchOption(
         "store_cache",
         SIZE,
         "A cache in front of it, as it is after the first epoch.",
-        "store_cache_bytes",
         metavar="SIZE",
         recorded=True,
+        field="store_cache_bytes",
     ),
     SearchOption(
         "epochs",
         WHOLE,
         "Epochs of the training: report the hours they take, and the first one's rate.",
-        "epochs",
         minimum=1,
         maximum=10**6,
     ),
     SearchOption(
-        "samples",
-        WHOLE,
-        "Samples that the training reads in all, where no whole number of epochs says it.",
-        "samples",
-        minimum=1,
+        "samples", WHOLE, "Samples that the training reads in all, where no whole number of epochs says it.", minimum=1
     ),
     SearchOption(
         "price_per_hour",
         PRICE,
         "What this machine costs, in whatever currency: report what the training costs.",
-        "price_per_hour",
         metavar="PRICE",
     ),
     # Left out of the written command: once the search has begun, the name is taken.
     SearchOption(
-        "study", TEXT, "Name of the study.  [default: a fresh number]", "name", "", recorded=True, written="never"
+        "study", TEXT, "Name of the study.  [default: a fresh number]", "", field="name", recorded=True, written="never"
     ),
-    SearchOption(
+    _shell(
         "storage",
         STORAGE,
         "Store it in a database that several machines share: postgresql://USER@HOST/DATABASE.",
-        "storage",
         metavar="URL",
-        recorded=True,
-        keyword=None,
     ),
-    SearchOption("studies_dir", PATH, "Folder that holds the studies.", default=DEFAULT_STUDIES, recorded=True),
-    SearchOption("budget", DURATION, "How long to search.", "budget_s", "10m", "DURATION", written="always"),
-    SearchOption("trials", WHOLE, "End after this many trials.", "trials", minimum=1),
+    SearchOption("studies_dir", PATH, "Folder that holds the studies.", DEFAULT_STUDIES, field=None, recorded=True),
+    SearchOption("budget", DURATION, "How long to search.", "10m", "DURATION", field="budget_s", written="always"),
+    SearchOption("trials", WHOLE, "End after this many trials.", minimum=1),
     SearchOption(
         "objective",
         FILES,
         "A name or FILE.py; higher is better. Several with commas: the first chooses the winner.",
-        "objective",
         "throughput",
     ),
     SearchOption(
         "require",
         TEXTS,
         "What the winner must meet, such as 'peak_memory<=8GiB'; may be repeated.",
-        "require",
-        None,
-        "FIGURE<=VALUE",
+        metavar="FIGURE<=VALUE",
     ),
-    SearchOption(
-        "device",
-        TEXT,
-        "auto, cpu, cuda, cuda:N, cuda:GPU-UUID or cuda:MIG-UUID.",
-        "device",
-        "auto",
-        "DEVICE",
-        space=True,
-        recorded=True,
-    ),
+    _subject("device", TEXT, "auto, cpu, cuda, cuda:N, cuda:GPU-UUID or cuda:MIG-UUID.", "auto", "DEVICE"),
     SearchOption(
         "devices",
         TEXT,
         "Search on several at once: 0,1,2,3 or all for cards, cpu:0-7,cpu:8-15 for cores.",
-        "devices",
         metavar="LIST",
         recorded=True,
     ),
-    SearchOption(
+    _shell(
         "on",
         TEXT,
         "Launch on the nodes of a Ray cluster: ray://HOST:10001, or ray for the one that this machine is in.",
-        "on",
         metavar="CLUSTER",
-        recorded=True,
-        keyword=None,
     ),
-    SearchOption(
+    _shell(
         "on_resources",
         PAIRS,
         "What each worker there asks for: accelerator_type=H100, CPU=8, or resources of your own. May be repeated.",
-        "on_resources",
-        None,
-        "NAME=AMOUNT",
-        recorded=True,
-        keyword=None,
+        metavar="NAME=AMOUNT",
     ),
-    SearchOption(
-        "workers",
-        WHOLE,
-        "With --on: how many there, instead of all.",
-        "workers",
-        metavar="N",
-        minimum=1,
-        maximum=2**10,
-        recorded=True,
-        keyword=None,
-    ),
-    SearchOption(
-        "batch_size",
-        WHOLE,
-        "The baseline's batch size.",
-        "batch_size",
-        minimum=1,
-        maximum=KNOBS["batch_size"].maximum,
-        space=True,
-        recorded=True,
-    ),
-    SearchOption(
-        "keep_batch_size",
-        FLAG,
-        "Search at the baseline's batch size only.",
-        "keep_batch_size",
-        False,
-        space=True,
-    ),
-    SearchOption(
+    _shell("workers", WHOLE, "With --on: how many there, instead of all.", None, "N", 1, 2**10),
+    _subject("batch_size", WHOLE, "The baseline's batch size.", minimum=1, maximum=_MOST_SAMPLES),
+    SearchOption("keep_batch_size", FLAG, "Search at the baseline's batch size only.", False, space=True),
+    _subject(
         "global_batch",
         WHOLE,
         "Samples of an optimizer's step: fixed, in parts that are searched.",
-        "global_batch",
         minimum=1,
-        maximum=KNOBS["batch_size"].maximum,
-        space=True,
-        recorded=True,
+        maximum=_MOST_SAMPLES,
     ),
-    SearchOption(
+    _subject(
         "nproc_per_node",
         WHOLE,
         "Processes that train together, as torchrun starts them; the batch size is each one's.",
-        "ranks",
         1,
         minimum=1,
         maximum=2**10,
-        space=True,
-        recorded=True,
+        field="ranks",
     ),
-    SearchOption(
-        "image_size",
-        WHOLE,
-        "Side of an image in pixels.",
-        "image_size",
-        minimum=1,
-        maximum=LARGEST_IMAGE,
-        space=True,
-        recorded=True,
-    ),
-    SearchOption(
-        "samples_per_step",
-        WHOLE,
-        "Of a script's optimizer, where its loader does not tell.",
-        "samples_per_step",
-        minimum=1,
-        space=True,
-        recorded=True,
-        keyword=None,
-    ),
-    SearchOption(
+    _subject("image_size", WHOLE, "Side of an image in pixels.", minimum=1, maximum=LARGEST_IMAGE),
+    _script("samples_per_step", WHOLE, "Of a script's optimizer, where its loader does not tell.", minimum=1),
+    _script(
         "map",
         PAIRS,
         "Words by which a script's own options set a knob; may be repeated.",
-        "flags",
-        None,
-        "KNOB[:VALUE]=WORDS",
-        space=True,
-        recorded=True,
-        keyword=None,
+        metavar="KNOB[:VALUE]=WORDS",
+        field="flags",
     ),
-    SearchOption(
+    _script(
         "output_flag",
         TEXT,
         "A script's option for where it writes: each launch gets a folder, removed at its end.",
-        "output_flag",
         metavar="FLAG",
-        space=True,
-        recorded=True,
-        keyword=None,
     ),
-    SearchOption(
-        "scratch",
-        FLAG,
-        "Run each launch of a script in an empty folder of its own, removed at its end.",
-        "scratch",
-        False,
-        space=True,
-        recorded=True,
-        keyword=None,
-    ),
-    SearchOption(
+    _script("scratch", FLAG, "Run each launch of a script in an empty folder of its own, removed at its end.", False),
+    _script(
         "rate",
         TEXT,
         "How a program that is not PyTorch's tells (?P<rate>…), samples/s, or (?P<seconds>…) of a step.",
-        "rate",
         metavar="REGEX",
-        space=True,
-        recorded=True,
-        keyword=None,
     ),
-    SearchOption(
-        "rate_file",
-        TEXT,
-        "The file in which it does, if not on its output.",
-        "rate_file",
-        metavar="FILE",
-        space=True,
-        recorded=True,
-        keyword=None,
-    ),
-    SearchOption(
+    _script("rate_file", TEXT, "The file in which it does, if not on its output.", metavar="FILE"),
+    _script(
         "script",
         PATH,
         "A file of `autotune init -- python train.py`: the command and its own flags.",
         metavar="FILE",
-        space=True,
-        recorded=True,
-        keyword=None,
+        field=None,
     ),
-    SearchOption("baseline", PAIRS, "What is run today.", "baseline", None, "KNOB=VALUE", space=True, recorded=True),
-    SearchOption("set", LISTS, "Search only these values of a knob.", "narrowed", None, "KNOB=V1,V2", space=True),
-    SearchOption("fix", PAIRS, "Pin a knob.", "fixed", None, "KNOB=VALUE", space=True),
+    _subject("baseline", PAIRS, "What is run today.", None, "KNOB=VALUE"),
+    SearchOption("set", LISTS, "Search only these values of a knob.", None, "KNOB=V1,V2", field="narrowed", space=True),
+    SearchOption("fix", PAIRS, "Pin a knob.", None, "KNOB=VALUE", field="fixed", space=True),
+    _subject("memory_limit", SIZE, "Device memory a trial may use.", None, "6GiB", field="memory_limit_bytes"),
+    SearchOption("sampler", TEXT, f"{', '.join(SAMPLERS)}.", "auto"),
+    SearchOption("seed", WHOLE, "Of everything random.", 0, minimum=0),
+    SearchOption("allow_busy", FLAG, "Measure although others use cores or GPU.", False, recorded=True),
+    _shell("dry_run", FLAG, "Say what would be tried; measure nothing.", False, field=None),
     SearchOption(
-        "memory_limit",
-        SIZE,
-        "Device memory a trial may use.",
-        "memory_limit_bytes",
-        None,
-        "6GiB",
-        space=True,
-        recorded=True,
+        "replay", PATH, "Search a recorded surface in virtual time.", metavar="SURFACE", field=None, keyword=None
     ),
-    SearchOption("sampler", TEXT, f"{', '.join(SAMPLERS)}.", "sampler", "auto"),
-    SearchOption("seed", WHOLE, "Of everything random.", "seed", 0, minimum=0),
-    SearchOption("allow_busy", FLAG, "Measure although others use cores or GPU.", "allow_busy", False, recorded=True),
-    SearchOption(
-        "dry_run", FLAG, "Say what would be tried; measure nothing.", default=False, recorded=True, keyword=None
-    ),
-    SearchOption("replay", PATH, "Search a recorded surface in virtual time.", metavar="SURFACE", keyword=None),
 )
 
 
 def option(name: str) -> SearchOption:
-    """Return the option called ``name``."""
     return {o.name: o for o in OPTIONS}[name]
 
 
@@ -553,7 +510,10 @@ def spec_of(parsed: Mapping[str, Any], *, mark: str, created: str) -> StudySpec:
     try:
         spec = StudySpec.model_validate({"name": "", "mark": mark, "created": created, **fields})
     except ValidationError as error:
-        raise _refused(error) from None
+        first = error.errors()[0]
+        flag = next((o.flag for o in OPTIONS if first["loc"] and o.field == first["loc"][0]), str(first["loc"]))
+        message = f"{flag} cannot be {first['input']!r}: {first['msg'][:1].lower()}{first['msg'][1:]}"
+        raise UsageError(message) from None
     _refuse_contradictions(spec)
     # Raises an error for invalid requirements.
     return spec.model_copy(update={"require": tuple(map(str, Requirements.parsed(spec.require, spec.goal).every))})
@@ -601,12 +561,6 @@ def _check_global_batch(spec: StudySpec, samples: int) -> None:
         raise UsageError(
             f"--batch-size and --baseline {ACCUMULATION.name} both say what is run today", advice="leave one out."
         )
-
-
-def _refused(error: ValidationError) -> UsageError:
-    first = error.errors()[0]
-    flag = next((o.flag for o in OPTIONS if first["loc"] and o.field == first["loc"][0]), str(first["loc"]))
-    return UsageError(f"{flag} cannot be {first['input']!r}: {first['msg'][:1].lower()}{first['msg'][1:]}")
 
 
 def command_of(spec: StudySpec) -> str:

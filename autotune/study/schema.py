@@ -93,11 +93,7 @@ OF_LAUNCHES = (LAUNCHES, SETTINGS, ENTRANTS)
 
 
 class OtherSchema(Exception):
-    """The tables have another version than this autotune's.
-
-    Attributes:
-        found: their version.
-    """
+    """The tables have another version than this autotune's: ``found``."""
 
     def __init__(self, found: int) -> None:
         super().__init__(f"schema {found}")

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import optuna
 
 from autotune.base.errors import AutotuneError, MachineError, UsageError
-from autotune.base.layout import LaunchFiles, StudyFiles
+from autotune.base.layout import StudyFiles
 from autotune.base.records import StudyHeat, Trial, TrialResult, TrialSpec
 from autotune.knobs import spell
 from autotune.samplers.sampler import heats_of
 from autotune.study.database import IF_DAMAGED, SharedStudy, name_in, open_to_read, refusal, writing
-from autotune.study.history import BASELINE, SPACE, finished, read_launch, read_launches, slim
+from autotune.study.history import BASELINE, SPACE, begun_launches, finished, read_launches, slim
 from autotune.study.request import read_request
 
 if TYPE_CHECKING:
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
 # Autotune's tables next to Optuna's are for people; they can be rebuilt from the launches' folders.
 
+_T = TypeVar("_T")
 #: Seconds that a writer of a SQLite file waits for another writer.
 _BUSY_S = 30
 
@@ -65,11 +65,7 @@ class LaunchTables:
                     key = {"study": study, "launch": spec.launch}
                     connection.execute(table.insert(), [{**key, **value} for value in values])
 
-        if self._shared is not None:
-            self._shared.write(insert)
-        else:
-            with self._file() as connection:
-                insert(connection, schema.study_in_file(connection))
+        self._transaction(insert)
 
     def measured_s(self) -> float:
         """Return the seconds inside kept windows, over all launches of the study."""
@@ -78,12 +74,7 @@ class LaunchTables:
         from autotune.study.schema import LAUNCHES
 
         total = select(func.coalesce(func.sum(LAUNCHES.c.measured_s), 0.0))
-        if self._shared is not None:
-            return float(
-                self._shared.read(lambda c, study: c.execute(total.where(LAUNCHES.c.study == study)).scalar_one())
-            )
-        with self._file() as connection:
-            return float(connection.execute(total).scalar_one())
+        return float(self._transaction(lambda c, name: c.execute(total.where(LAUNCHES.c.study == name)).scalar_one()))
 
     def rebuild(self) -> int:
         """Insert every launch found in the folders; return their number."""
@@ -93,11 +84,12 @@ class LaunchTables:
             count += 1
         return count
 
-    @contextlib.contextmanager
-    def _file(self) -> Iterator[sqlalchemy.Connection]:
-        """Open a transaction on the study's own file, in which autotune's tables have this version."""
-        from autotune.study.schema import OtherSchema, prepare
+    def _transaction(self, act: Callable[[sqlalchemy.Connection, str], _T]) -> _T:
+        """Ask for or change something, given the study's name; in its own file, tables are brought up to date."""
+        from autotune.study.schema import OtherSchema, prepare, study_in_file
 
+        if self._shared is not None:
+            return self._shared.transaction(act)
         with writing(self._files), self._engine.begin() as connection:
             # Python's SQLite begins no transaction before it changes tables.
             connection.exec_driver_sql("begin immediate")
@@ -109,8 +101,9 @@ class LaunchTables:
                         f"{self._files.database} was written by a newer autotune (schema {other.found})",
                         advice="upgrade autotune; nothing was written to it.",
                     ) from None
-            yield connection
+            result = act(connection, study_in_file(connection))
         self._is_prepared = True
+        return result
 
     @cached_property
     def _engine(self) -> sqlalchemy.Engine:
@@ -146,7 +139,6 @@ def _launch(spec: TrialSpec, result: TrialResult) -> dict[str, Any]:
 
 
 def _entrants(result: TrialResult) -> list[dict[str, Any]]:
-    """Return one row for each entrant of a heat."""
     if result.heat is None:
         return []
     return [
@@ -194,21 +186,14 @@ def read_trials(files: StudyFiles) -> list[Trial]:
 
 
 def read_heats(files: StudyFiles) -> list[StudyHeat]:
-    """Return the heats of a study in order; none if its database has been moved away.
-
-    Raises:
-        MachineError: the study's database cannot be read.
-    """
+    """Return the heats of a study in order; none if its database has been moved away. Raises as `read_trials`."""
     study = _open_to_read(files)
     return [] if study is None else heats_of(study)
 
 
 def read_choices(files: StudyFiles) -> dict[str, list[str]]:
-    """Return the values that a study may choose from, for each knob; empty before its first search.
-
-    Raises:
-        MachineError: the study's database cannot be read.
-    """
+    """Return the values that a study may choose from, for each knob; empty before its first search. Raises as
+    `read_trials`."""
     study = _open_to_read(files)
     choices: dict[str, list[str]] = {} if study is None else study.user_attrs.get(SPACE, {})
     return {name: values for name, values in choices.items() if name != BASELINE}
@@ -267,7 +252,7 @@ class SamplesRead:
     def samples(self) -> int:
         """Samples read so far: the position in the study's order at which the next launch begins."""
         if self._samples is None:
-            launches = list(_launches(self._files))
+            launches = list(begun_launches(self._files))
             # Launches are not listed in chronological order, and the largest count must be known first.
             self._most = max((r.samples_drawn or 0 for _, r in launches if r is not None), default=0)
             self._samples = max((spec.first_sample + self._of(spec, r) for spec, r in launches), default=0)
@@ -280,7 +265,6 @@ class SamplesRead:
         return max([samples, *(spec.first_sample + self._of(spec, None) for spec in running)])
 
     def add(self, spec: TrialSpec, result: TrialResult) -> None:
-        """Count a finished launch."""
         self._samples = max(self.samples, spec.first_sample + self._of(spec, result))
 
     def _of(self, spec: TrialSpec, result: TrialResult | None) -> int:
@@ -291,11 +275,3 @@ class SamplesRead:
             return self._most or GUESS_BATCHES * spec.batch_size
         self._most = max(self._most, result.samples_drawn)
         return result.samples_drawn
-
-
-def _launches(files: StudyFiles) -> Iterator[tuple[TrialSpec, TrialResult | None]]:
-    """Yield all launches that have begun; a launch that was killed together with the search has no result."""
-    for folder in (*files.trials.glob("*"), *files.launches.glob("*")):
-        spec, result = read_launch(LaunchFiles(folder))
-        if spec is not None:
-            yield spec, result

@@ -13,7 +13,7 @@ import pytest
 
 from autotune.base.records import Done, Job
 from autotune.daemon.web import Progress, one_job
-from autotune.report.formats import to_html
+from autotune.report import to_html
 from tests.support import make_job_request, make_trial
 
 from .conftest import Finished

@@ -338,7 +338,7 @@ def test_what_comes_from_outside_is_no_markup() -> None:
         "devices": [],
         "notes": ["<b>"],
     }
-    from autotune.report.formats import to_html
+    from autotune.report import to_html
 
     page = to_html(overview(status, [], {}))
     assert "<script>" not in page and "&lt;script&gt;" in page and "<b>" not in page

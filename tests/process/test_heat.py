@@ -7,9 +7,8 @@ import pytest
 
 from autotune.base.records import HeatPlan, LaunchKind, MeasurePlan, PhaseLimits, TrialStatus
 from autotune.launcher import ProcessLauncher
-from autotune.study.history import run_heat
 from autotune.workload.catalog import find_workload
-from tests.support import make_spec
+from tests.support import make_spec, run_heat
 
 BASE = {
     "precision": "fp32",

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from autotune.base.records import HeatPlan, LaunchKind, MeasurePlan, TrialStatus
-from autotune.study.history import run_heat
 from autotune.workload.catalog import find_workload
-from tests.support import make_spec
+from tests.support import make_spec, run_heat
 
 BASE = {"precision": "fp32", "compile_mode": "off", "batch_size": 4, "num_workers": 0, "intra_op_threads": 1}
 

@@ -13,8 +13,7 @@ import pytest
 from autotune.base.layout import LaunchFiles
 from autotune.base.records import CommandRef, Config, HeatPlan, LaunchKind, TrialResult, TrialStatus, Value
 from autotune.launcher import ProcessLauncher
-from autotune.study.history import run_heat
-from tests.support import make_spec
+from tests.support import make_spec, run_heat
 
 from .conftest import PLAIN, SCRIPTS
 

@@ -17,7 +17,7 @@ from tests.support.makers import (
     make_study_spec,
     make_trial,
 )
-from tests.support.scripted import Play, ScriptedLauncher
+from tests.support.scripted import Play, ScriptedLauncher, run_heat
 from tests.support.surfaces import write_surface
 from tests.support.workers import ScriptedWorkers
 
@@ -43,5 +43,6 @@ __all__ = [
     "make_standing",
     "make_study_spec",
     "make_trial",
+    "run_heat",
     "write_surface",
 ]

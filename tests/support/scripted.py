@@ -30,6 +30,7 @@ from autotune.knobs.compile_mode import compiles
 from autotune.launcher.quiet import ASK_EVERY_S, stopped_waiting
 from autotune.launcher.watch import Watch, open_folder
 from autotune.space import key
+from autotune.study.history import heat_steps
 from tests.support.makers import make_measurement, make_probe
 
 #: Interval in virtual seconds at which a launch takes a step, calls ``stop`` and checks its limits.
@@ -339,3 +340,20 @@ def _end(
         hold=hold,
         heat=heat,
     )
+
+
+def run_heat(launch: Callable[[int, HeatPlan], TrialResult], plan: HeatPlan) -> Heat:
+    """Run a heat and return what is known about each entrant, in the order of the plan.
+
+    Args:
+        launch: runs one launch of a heat, given its number, counted from 1, and its plan; see `heat_steps`.
+    """
+    steps = heat_steps(plan)
+    result = None
+    while True:
+        try:
+            number, part = next(steps) if result is None else steps.send(result)
+        except StopIteration as ended:
+            heat: Heat = ended.value
+            return heat
+        result = launch(number, part)

@@ -21,7 +21,7 @@ autotune.base.records.StudySpec = study.StudySpec = WiderSpec
 from autotune.study import request  # noqa: E402
 from autotune.study.request import TEXT  # noqa: E402
 
-MADE_UP = request.SearchOption("biscuits", TEXT, "Beside the tea.", "biscuits", "none", space=True, recorded=True)
+MADE_UP = request.SearchOption("biscuits", TEXT, "Beside the tea.", "none", space=True, recorded=True)
 request.OPTIONS = (*request.OPTIONS, MADE_UP)
 
 from autotune.base.errors import UsageError  # noqa: E402

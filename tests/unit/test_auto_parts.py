@@ -14,8 +14,7 @@ from autotune.base.records import Phase, Trial, TrialResult, TrialStatus, Value
 from autotune.samplers.auto.features import DEVICE, WHOLE, Features, combined
 from autotune.samplers.auto.memory import HEADROOM, MemoryModel
 from autotune.samplers.auto.posterior import POOL, Offers, neighbours, observation
-from autotune.samplers.auto.rates import RateModel
-from autotune.samplers.auto.regression import Observation, Prior, Regression
+from autotune.samplers.auto.rates import Observation, Prior, RateModel, Regression
 from autotune.samplers.sampler import EMPTIED_BYTES_PER_S, CostModel, Experience
 from autotune.space import Lessons, key
 from tests.support import make_measurement

@@ -16,8 +16,7 @@ from autotune.base.records import Config, Heat, HeatEntrant, LaunchKind, Side, S
 from autotune.report import heat_table, read_material, report_on, to_text
 from autotune.samplers import Experience
 from autotune.samplers.auto.features import LACK_SD, Shown, corrections
-from autotune.samplers.auto.rates import RateModel
-from autotune.samplers.auto.regression import Observation, Prior, Regression
+from autotune.samplers.auto.rates import Observation, Prior, RateModel, Regression
 from autotune.search import resume, search
 from autotune.space import delivery_part, device_part, key, why_apart
 from autotune.study.tables import read_heats, read_trials

@@ -26,7 +26,7 @@ from autotune.base.records import (
 )
 from autotune.report import Material, drawing
 from autotune.report.drawing import Chart, Intervals, Stacks, Waterfall
-from autotune.report.headline import best_so_far_line, by_merit
+from autotune.report.full_report import best_so_far_line, by_merit
 from autotune.report.pictures import course, intervals, pictures, rate_by_batch, rate_by_workers, stacks, waterfall
 from autotune.space.requirements import Requirements
 from tests.support import make_outcome, make_study_spec, make_trial

@@ -10,7 +10,7 @@ import pytest
 
 from autotune.base.records import Edge, Failure, Finding, KnobPart
 from autotune.report import Material, headline_of, report_on, short_report_on, to_html, to_json, to_markdown, to_text
-from autotune.report.headline import answer_of
+from autotune.report.full_report import answer_of
 from autotune.report.sentences import edge_lines
 from tests.support import make_outcome, make_standing, make_study_spec, make_trial
 

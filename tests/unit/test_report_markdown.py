@@ -9,8 +9,19 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from autotune.report import to_markdown, to_text
-from autotune.report.document import Column, Commands, Curves, Document, Facts, Grid, Kind, Paragraph, Part, Section
-from autotune.report.formats import escape
+from autotune.report.document import (
+    Column,
+    Commands,
+    Curves,
+    Document,
+    Facts,
+    Grid,
+    Kind,
+    Paragraph,
+    Part,
+    Section,
+    escape,
+)
 
 #: GitHub's tables and strike-through beside CommonMark.
 PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])

@@ -11,7 +11,7 @@ import pytest
 
 from autotune.base.errors import InfeasibleError, UsageError
 from autotune.base.records import Finding, Hold, TrialSpec, TrialStatus
-from autotune.report.headline import headline_of
+from autotune.report import headline_of
 from autotune.report.sentences import required_line
 from autotune.search import resume, search
 from autotune.search.ranking import rank

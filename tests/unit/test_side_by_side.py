@@ -268,10 +268,11 @@ class TestWaiting:
 
 def test_edited_code_ends_all_that_runs(tmp_path: Path) -> None:
     class Edited:
-        def check(self) -> None: ...
+        #: Nothing is edited before both have begun.
+        answers = iter((None, None))
 
-        def edited(self) -> str:
-            return "net.py"
+        def edited(self) -> str | None:
+            return next(self.answers, "net.py")
 
     clock, files = FakeClock(), StudyFiles(tmp_path)
     lanes = VirtualLanes([ScriptedLauncher(lambda spec: Play(), clock)] * 2, clock)

@@ -16,7 +16,6 @@ from autotune.stats import (
     Rate,
     compare_rounds,
     launch_noise,
-    launch_rate,
     mean_rate,
     rate_of,
     speedup,
@@ -91,7 +90,7 @@ class TestPairsOfLaunches:
 
         def holds(rng: random.Random) -> bool:
             noise = launch_noise([[one(rng) for _ in range(10)]], prior=PRIOR)
-            _, low, high = speedup(launch_rate(one(rng), noise), launch_rate(one(rng), noise))
+            _, low, high = speedup(mean_rate([one(rng)], noise), mean_rate([one(rng)], noise))
             return low <= 1 <= high
 
         assert 0.94 <= coverage(10_000, holds) <= 0.96
@@ -140,7 +139,7 @@ class TestPairsOfLaunches:
 
         def holds(rng: random.Random) -> bool:
             noise = launch_noise([[launch(rng) for _ in range(5)], [launch(rng) for _ in range(5)]], prior=PRIOR)
-            _, low, high = speedup(launch_rate(launch(rng), noise), launch_rate(launch(rng), noise))
+            _, low, high = speedup(mean_rate([launch(rng)], noise), mean_rate([launch(rng)], noise))
             return low <= 1 <= high
 
         assert 0.94 <= coverage(1000, holds) <= most
@@ -222,7 +221,7 @@ class TestRounds:
 def test_the_prior_noise_is_valid_if_launches_differ_as_assumed() -> None:
     def holds(rng: random.Random, noise: LaunchNoise) -> bool:
         per_s = [TRUTH * math.exp(rng.gauss(0, noise.sd)) for _ in range(2)]
-        _, low, high = speedup(*(launch_rate(Rate(r, r, r, 0.0, 9), noise) for r in per_s))
+        _, low, high = speedup(*(mean_rate([Rate(r, r, r, 0.0, 9)], noise) for r in per_s))
         return low <= 1 <= high
 
     for prior in PRIORS.values():

@@ -15,7 +15,6 @@ from autotune.stats import (
     Rate,
     at_equal_clocks,
     launch_noise,
-    launch_rate,
     mean_rate,
     speedup,
     t_quantile,
@@ -62,7 +61,7 @@ class TestNoise:
 
 class TestMean:
     def test_of_one_launch_has_the_noise_of_a_launch(self) -> None:
-        found = launch_rate(Rate(100, 99.9, 100.1, 0.0005, 12), NOISE)
+        found = mean_rate([Rate(100, 99.9, 100.1, 0.0005, 12)], NOISE)
         assert found.high_per_s == pytest.approx(100 * math.exp(2.57058 * 0.04), rel=1e-4)
         assert found.low_per_s == pytest.approx(100 * math.exp(-2.57058 * 0.04), rel=1e-4)
         assert (found.relative_se, found.degrees) == (0.04, 5)
@@ -74,7 +73,7 @@ class TestMean:
         assert found.relative_se == pytest.approx(0.02)
 
     def test_a_launch_shorter_than_the_repeats_has_its_own_error(self) -> None:
-        found = launch_rate(Rate(100, 80, 120, 0.09, 4), NOISE)
+        found = mean_rate([Rate(100, 80, 120, 0.09, 4)], NOISE)
         assert (found.relative_se, found.degrees) == (pytest.approx(0.09), pytest.approx(4))
         assert found.high_per_s == pytest.approx(100 * math.exp(2.77645 * 0.09), rel=1e-4)
 
@@ -86,11 +85,11 @@ class TestMean:
 
     def test_an_error_that_the_noise_includes_is_not_counted_twice(self) -> None:
         # It exceeds the noise by chance, like the error of every third launch without other differences.
-        assert launch_rate(Rate(100, 80, 120, 0.06, 4), NOISE).relative_se == 0.04
-        assert launch_rate(Rate(100, 80, 120, 0.06, 4), PRIOR).relative_se == pytest.approx(0.06)
+        assert mean_rate([Rate(100, 80, 120, 0.06, 4)], NOISE).relative_se == 0.04
+        assert mean_rate([Rate(100, 80, 120, 0.06, 4)], PRIOR).relative_se == pytest.approx(0.06)
 
     def test_an_interval_without_degrees_of_freedom_is_treated_as_normal(self) -> None:
-        found = launch_rate(Rate(100, 80, 120), NOISE)
+        found = mean_rate([Rate(100, 80, 120)], NOISE)
         assert found.relative_se == pytest.approx(0.2 / 1.95996, abs=1e-5)
         assert found.high_per_s == pytest.approx(100 * math.exp(0.2))
 

@@ -117,8 +117,8 @@ class TestArguments:
         """Both come from one declaration: an option of the command line is an argument, unless it says otherwise."""
         parameters = inspect.signature(autotune.tune).parameters
         own = {"dataset", "optimizer", "loss", "observer"}
-        assert parameters.keys() - own == {o.argument for o in OPTIONS if o.argument is not None}
-        assert {o.name for o in OPTIONS if o.argument is None} == {
+        assert parameters.keys() - own == {o.keyword for o in OPTIONS if o.keyword is not None}
+        assert {o.name for o in OPTIONS if o.keyword is None} == {
             "dry_run",
             "map",
             "on",

@@ -1,10 +1,12 @@
-"""Configurations as the models see them: features, worlds, pools, and what heats have shown."""
+"""Configurations as the models see them: features, pools, and what heats have shown."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import chain
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +28,6 @@ from autotune.space import Space
 # workloads and machines, with standard deviations as wide as the field's disagreement, so that a few trials outweigh
 # them.
 
-
 Array = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
@@ -39,8 +40,6 @@ LEVEL_SD = 0.05
 BEND, BENDS = 0.5, 0.1
 #: Standard deviation of the effect of a value between two others around the mean of their effects.
 BETWEEN_SD = 0.03
-
-
 #: Knobs with numeric values, which have a slope.
 NUMERIC = tuple(name for name, knob in KNOBS.items() if knob.numeric)
 
@@ -190,31 +189,18 @@ class Pool:
 
     @classmethod
     def joined(cls, pools: Sequence[Pool]) -> Pool:
-        """Concatenate pools."""
-        return cls(
-            [c for p in pools for c in p.configs],
-            np.vstack([p.device for p in pools]),
-            np.vstack([p.loader for p in pools]),
-            np.vstack([p.whole for p in pools]),
-            np.concatenate([p.workers for p in pools]),
-            np.concatenate([p.overlaps for p in pools]),
-            np.concatenate([p.batches for p in pools]),
-            [part for p in pools for part in p.parts],
-            [part for p in pools for part in p.loaders],
-        )
+        columns: list[list[Any]] = [[getattr(pool, one.name) for pool in pools] for one in fields(cls)]
+        joined: list[Any] = [np.concatenate(c) if isinstance(c[0], np.ndarray) else [*chain(*c)] for c in columns]
+        return cls(*joined)
 
     def __len__(self) -> int:
         return len(self.configs)
 
     def __getitem__(self, some: slice | NDArray[np.int64]) -> Pool:
-        """Return a subset of the pool."""
-        arrays = (self.device, self.loader, self.whole, self.workers, self.batches)
-        overlaps = self.overlaps[some]
         indices = range(len(self))[some] if isinstance(some, slice) else some
-        configs = [self.configs[i] for i in indices]
-        parts, loaders = ([keys[i] for i in indices] for keys in (self.parts, self.loaders))
-        device, loader, whole, workers, batches = (values[some] for values in arrays)
-        return Pool(configs, device, loader, whole, workers, overlaps, batches, parts, loaders)
+        columns: list[Any] = [getattr(self, one.name) for one in fields(self)]
+        chosen: list[Any] = [c[some] if isinstance(c, np.ndarray) else [c[i] for i in indices] for c in columns]
+        return Pool(*chosen)
 
 
 # What heats have shown about single configurations, beyond what the models make of it.
@@ -278,8 +264,6 @@ def corrections(heats: Sequence[Shown], effects: Array, parts: Sequence[str]) ->
     return added
 
 
-# Rates that the models consider possible: of the two sides together, and in draws of the effects.
-
 #: Exponent of the smooth minimum of two rates. Because step times vary, a training does not reach the smaller rate when
 #: the two are similar: with this exponent, it stays 8 % below.
 SHARPNESS = 8.0
@@ -294,47 +278,3 @@ def combined(log_device: Array, log_loader: Array, overlaps: NDArray[np.bool_]) 
     lost[~overlaps] = np.logaddexp(0.0, -gap[~overlaps])
     log_rate: Array = log_device - lost
     return log_rate
-
-
-@dataclass(frozen=True)
-class Worlds:
-    """Draws of the effects. Each draw assigns a rate to every configuration, so rates within one draw can be compared.
-
-    No training is faster than its device alone, whatever a model says.
-
-    Attributes:
-        whole: of the plain model, ``(F, P)``. device, loader: of the two sides, ``(F, S + P)``. rest: error of the
-            combined sides, without and with workers, ``(2, S + P)``. in_whole, on_device, on_loader: what heats have
-            shown.
-    """
-
-    whole: Array
-    device: Array | None = None
-    loader: Array | None = None
-    rest: Array | None = None
-    in_whole: Sequence[Shown] = ()
-    on_device: Sequence[Shown] = ()
-    on_loader: Sequence[Shown] = ()
-
-    def log_rates(self, pool: Pool, own: Array | None = None) -> Array:
-        """Return the logarithmic rate of each configuration in each draw, ``(N, S + P)``.
-
-        Args:
-            own: the part of each configuration's rate that no sum of effects captures, ``(N, S + P)``.
-        """
-        plain: Array = pool.whole @ self.whole + corrections(self.in_whole, self.whole, pool.parts)
-        if own is not None:
-            plain += own[:, own.shape[1] - plain.shape[1] :]
-        if self.device is None or self.loader is None or self.rest is None:
-            return plain
-        device = pool.device @ self.device + corrections(self.on_device, self.device, pool.parts)
-        if own is not None:
-            device += own
-        loader = pool.loader @ self.loader + corrections(self.on_loader, self.loader, pool.loaders)
-        rates = combined(device, loader, pool.overlaps) + self.rest[(pool.workers > 0).astype(int)]
-        # Without workers, the times of both sides add up to that of the training, whichever model is right. With them,
-        # on one core, a loader that mostly waits may do better than that.
-        has_workers = pool.workers > 0
-        rates[has_workers, rates.shape[1] - plain.shape[1] :] = plain[has_workers]
-        capped: Array = np.minimum(rates, device)
-        return capped

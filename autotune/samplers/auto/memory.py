@@ -3,7 +3,7 @@
 Weights, gradients and optimizer state do not depend on the batch size, and activations are proportional to it: the peak
 is a linear function of the batch size. (If a batch goes through the model in parts, its size here means the size of a
 part.) The effects of the knobs on the constant part and on the slope add up, like the effects in `features`, so that
-every trial informs all combinations (Bayesian linear regression, see `regression`). Peaks vary between launches. A
+every trial informs all combinations (Bayesian linear regression, see `rates`). Peaks vary between launches. A
 configuration fits if even a peak at the upper end of its prediction leaves the headroom free.
 
 Regardless of the model, the peaks of the same combination are a bound: the constant part is not negative, so twice the
@@ -21,7 +21,7 @@ from autotune.base.records import Config, Value
 from autotune.knobs import KNOBS, Knob
 from autotune.knobs.num_workers import workers_of
 from autotune.samplers.auto.features import Array, Bools
-from autotune.samplers.auto.regression import Fit, Prior, Regression
+from autotune.samplers.auto.rates import Fit, Prior, Regression
 from autotune.space import AT_ONCE, Space, memory_part, samples_at_once
 
 #: Fraction of the capacity to be left free: configurations with a higher peak are not tried.
@@ -85,7 +85,6 @@ class Table:
 
     @property
     def parts(self) -> Collection[Part]:
-        """The combinations in the table."""
         return self._places.keys()
 
     def enter(self, name: Part, peaks: dict[int, int]) -> None:
@@ -120,7 +119,6 @@ class MemoryModel:
         self._fitted: Fit | None = None
 
     def learn(self, config: Config, peak_bytes: int) -> None:
-        """Learn the peak of a training."""
         self._unit = self._unit or (max(1, peak_bytes), samples_at_once(config))
         peaks = self._seen.setdefault(part(config), {})
         peaks[samples_at_once(config)] = max(peak_bytes, peaks.get(samples_at_once(config), 0))
@@ -128,7 +126,6 @@ class MemoryModel:
         self._add(config, peak_bytes, 1.0)
 
     def learn_oom(self, config: Config) -> None:
-        """Learn that a training ran out of memory."""
         if self.capacity_bytes is not None and self._unit is not None:
             self._add(config, OOM_EXCESS * self.capacity_bytes, OOM_WEIGHT)
 

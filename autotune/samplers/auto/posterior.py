@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import optuna
+from numpy.typing import NDArray
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.base.records import ATTEMPTS, Config, Measurement, Side, StudyHeat, Trial, TrialStatus, Value
@@ -19,13 +20,11 @@ from autotune.knobs.compile_mode import mode_of
 from autotune.knobs.num_workers import workers_of
 from autotune.samplers.auto.features import Array, Bools, Pool
 from autotune.samplers.auto.memory import MemoryModel, Table, part
-from autotune.samplers.auto.rates import MeetingModel, RateModel, ScoreModel
-from autotune.samplers.auto.regression import Observation
+from autotune.samplers.auto.rates import MeetingModel, Observation, RateModel, ScoreModel
 from autotune.samplers.sampler import RECORD, CostModel, Experience, graph, heats_of
 from autotune.space import Lessons, Space, canonical, delivery_part, device_part, key, samples_at_once
 
 # The configurations that could be tried next; properties that never change are computed once.
-
 
 _Name = TypeVar("_Name")
 #: Spaces up to this size are searched completely. In larger ones, this many configurations are drawn at random, and the
@@ -121,14 +120,9 @@ class Offers:
         Args:
             rates_per_s: expected rate of each, ``(N,)``; ``None`` to assume the step time of the median trial.
         """
-        fixed_s, _ = costs.line
-        steps = np.array([costs.steps_of(config) for config in self.pool.configs])
-        steps_s = np.full(len(self), costs.usual_step_s) if rates_per_s is None else self.pool.batches / rates_per_s
-        starts_s = np.array([costs.starts_s(config) for config in self.pool.configs])
-        fixed_each_s: Array = np.maximum(0.0, fixed_s - costs.startup_s + starts_s)
-        queues_s = np.array([costs.queue_s(config) for config in self.pool.configs])
-        total_s: Array = fixed_each_s + steps * steps_s + queues_s + self.compile_s(costs)
-        return np.maximum(total_s, 0.5)
+        rates = [None] * len(self) if rates_per_s is None else rates_per_s.tolist()
+        plain_s = [costs.plain_s(config, rate) for config, rate in zip(self.pool.configs, rates, strict=True)]
+        return np.maximum(np.array(plain_s) + self.compile_s(costs), 0.5)
 
     def compile_s(self, costs: CostModel) -> Array:
         """Return the seconds of each trial that are for compiling, shape ``(N,)``; infinite beyond the limit."""
@@ -144,49 +138,33 @@ class _Group:
 
     def __init__(self, rates: RateModel, configs: Sequence[dict[str, Value]]) -> None:
         self.pool = rates.pool(configs)
-        self._graphs = _Kinds(configs, _compiled)
-        self._memories = _Kinds(configs, lambda config: (part(config), samples_at_once(config)))
+        #: By compile mode, and the key of the graph in inductor's cache.
+        self._graphs = _kinds(configs, lambda c: (mode_of(c), "" if mode_of(c) == "off" else graph(c)))
+        self._memories = _kinds(configs, lambda c: (part(c), samples_at_once(c)))
         self._table: Table | None = None
 
     def compile_s(self, costs: CostModel) -> Array:
-        """Return the expected compile time of each, ``(N,)``."""
-        seconds = np.array([costs.compile_s(mode, name) for mode, name in self._graphs.names], dtype=np.float64)
-        return seconds[self._graphs.which]
+        graphs, which = self._graphs
+        return np.array([costs.compile_s(mode, name) for mode, name in graphs], dtype=np.float64)[which]
 
     def fits(self, memory: MemoryModel) -> Bools:
-        """Return which configurations certainly fit into memory, ``(N,)``."""
+        memories, which = self._memories
         if self._table is None:
-            self._table = memory.table(self._memories.firsts)
-        return memory.fit(self._table)[self._memories.which]
+            self._table = memory.table(list(memories.values()))
+        return memory.fit(self._table)[which]
 
 
-class _Kinds(Generic[_Name]):
-    """Groups configurations that share a property, so that it is computed once per kind.
-
-    Args:
-        name: returns the name of a configuration's kind.
-
-    Attributes:
-        names: of the kinds. firsts: the first configuration of each. which: the index of each configuration's kind,
-            ``(N,)``.
-    """
-
-    def __init__(self, configs: Sequence[Config], name: Callable[[Config], _Name]) -> None:
-        numbers: dict[_Name, int] = {}
-        self.firsts: list[Config] = []
-        which = []
-        for config in configs:
-            which.append(numbers.setdefault(name(config), len(numbers)))
-            if which[-1] == len(self.firsts):
-                self.firsts.append(config)
-        self.names = list(numbers)
-        self.which = np.array(which, dtype=np.int64)
-
-
-def _compiled(config: Config) -> tuple[str, str]:
-    """Return the compile mode, and the key of the graph in inductor's cache."""
-    mode = mode_of(config)
-    return mode, "" if mode == "off" else graph(config)
+def _kinds(configs: Sequence[Config], name: Callable[[Config], _Name]) -> tuple[dict[_Name, Config], NDArray[np.int64]]:
+    """Group configurations that share a property, so that it is computed once per kind: return the first configuration
+    of each kind, by the kind's name, and the index of each configuration's kind, ``(N,)``."""
+    firsts: dict[_Name, Config] = {}
+    numbers: dict[_Name, int] = {}
+    which = []
+    for config in configs:
+        kind = name(config)
+        firsts.setdefault(kind, config)
+        which.append(numbers.setdefault(kind, len(numbers)))
+    return firsts, np.array(which, dtype=np.int64)
 
 
 def neighbours(space: Space, config: Config) -> list[dict[str, Value]]:
@@ -293,7 +271,6 @@ class Knowledge:
 
     @property
     def learnt(self) -> int:
-        """Number of trials learnt."""
         return len(self._learnt)
 
     def learn(self, study: optuna.Study) -> None:
@@ -336,7 +313,6 @@ class Knowledge:
 
     @property
     def heats(self) -> int:
-        """Number of heats learnt."""
         return len(self._heats)
 
     @property
@@ -397,7 +373,6 @@ class Knowledge:
             )
 
     def may_try(self, config: Config) -> bool:
-        """Return whether a configuration is new, legal, not ruled out, and certainly fits into memory."""
         return (
             key(config) not in self.tried
             and self.space.refusal(config) is None
@@ -428,22 +403,18 @@ class Knowledge:
         if trial.score is not None:
             self._refer_to(trial.score)
         observed = observation(trial, None if self.splits else self._reference)
-        if observed is not None:
-            if measurement is not None:
-                self._learn_besides(trial.number, config, measurement)
-            self._observe(trial.number, observed, complete=result.status is TrialStatus.COMPLETE)
+        if observed is None:
+            self._close(config)
             return
-        self._close(config)
-
-    def _learn_besides(self, number: int, config: Config, measurement: Measurement) -> None:
-        """Learn what a complete trial shows besides its rate."""
-        row = self.rates.pool([config]).whole[0]
-        if self.meeting is not None and self._excess is not None:
-            excess = self._excess(measurement)
-            self.meeting.learn(row, excess)
-            self.beyond |= {number} if excess > 0 else set()
-        if self.scores is not None and self._judge is not None:
-            self.scores.learn(number, row, self._judge(measurement))
+        if measurement is not None:
+            row = self.rates.pool([config]).whole[0]
+            if self.meeting is not None and self._excess is not None:
+                excess = self._excess(measurement)
+                self.meeting.learn(row, excess)
+                self.beyond |= {trial.number} if excess > 0 else set()
+            if self.scores is not None and self._judge is not None:
+                self.scores.learn(trial.number, row, self._judge(measurement))
+        self._observe(trial.number, observed, complete=result.status is TrialStatus.COMPLETE)
 
     def _enter_foreign(self, frozen: FrozenTrial) -> None:
         """Learn a trial that autotune did not run; it has at most a score."""
@@ -453,15 +424,12 @@ class Knowledge:
             self._close(config)
             return
         self._refer_to(score)
-        self._observe(frozen.number, Observation(config, self._seen(score)), complete=True)
+        seen = math.log(score) if self.splits else relative(score, self._reference)
+        self._observe(frozen.number, Observation(config, seen), complete=True)
 
     def _refer_to(self, score: float) -> None:
         if not self.splits and not self.complete:
             self._reference = score or 1.0
-
-    def _seen(self, score: float) -> float:
-        """Convert a score to an observed value, the inverse of `rate_per_s`."""
-        return math.log(score) if self.splits else relative(score, self._reference)
 
     def _observe(self, number: int, seen: Observation, *, complete: bool) -> None:
         if complete:

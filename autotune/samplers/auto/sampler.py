@@ -6,7 +6,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import optuna
@@ -20,7 +20,7 @@ from autotune.knobs.compile_mode import CUDAGRAPH_MODES, mode_of
 from autotune.knobs.num_workers import WORKERS
 from autotune.samplers.auto.features import LACK_SD, Array, Bools
 from autotune.samplers.auto.posterior import Knowledge
-from autotune.samplers.auto.regression import Fitted
+from autotune.samplers.auto.rates import Fitted
 from autotune.samplers.sampler import NOTHING_LEFT, PREDICTED, Experience, HeatProposal, Searcher, graph
 from autotune.space import AT_ONCE, Space, canonical, device_part, distance, is_idle, key, samples_at_once, simplicity
 
@@ -55,159 +55,6 @@ LOADER_TURNS, LOADER_START_S, WORKER_START_S = 2.0, 0.2, 0.05
 _VARIANTS = 4096
 
 
-@dataclass(frozen=True)
-class Draft:
-    """A heat that could be run.
-
-    Attributes:
-        proposal: the entrants.
-        gain: expected improvement of the best entrant over the best so far, in natural logarithms. more: by how much
-            that exceeds the expected improvement of the single most promising entrant.
-    """
-
-    proposal: HeatProposal
-    gain: float
-    more: float
-
-
-@dataclass(frozen=True)
-class Terms:
-    """How long a heat may take, and what it must gain.
-
-    Attributes:
-        turn_s: minimum length of a turn. left_s: seconds that the heat may take.
-        least_per_s: an entrant joins if it adds this much per second to the expected improvement.
-        trial_s: seconds of the trial that follows, without which nothing is gained.
-        seed: of the draws. enters: returns whether there would be time for what a configuration owes its user.
-        as_launched: returns whether a heat of this reference takes place in the process of the launches with which it
-            is compared.
-    """
-
-    turn_s: float
-    left_s: float
-    least_per_s: float
-    trial_s: float
-    seed: Sequence[int]
-    enters: Callable[[Config], bool]
-    as_launched: Callable[[Config], bool]
-
-
-def draft_device(known: Knowledge, fitted: Fitted, best: int, beside: Config, terms: Terms) -> Draft | None:
-    """Return the most worthwhile heat of the device; ``None`` if there is nothing to compare.
-
-    Args:
-        best: index of the observation whose configuration is the reference.
-        beside: the entrants are judged in combination with the remaining knobs of this configuration, those of the
-            loader, which no heat of the device shows.
-    """
-    best_config = reference = known.rates.seen[best].config
-    if not terms.as_launched(best_config):
-        reference, beside = known.space.in_heats(best_config), known.space.in_heats(beside)
-    is_known = key(reference) == key(best_config)
-    if mode_of(reference) in CUDAGRAPH_MODES or not (is_known or known.may_enter(reference, "device")):
-        return None
-    entrants, judged = [reference], [canonical({**beside, **_switched(reference)})]
-    for config in variants(known.space, reference):
-        combined = canonical({**beside, **_switched(config)})
-        legal = known.may_enter(config, "device") and known.space.refusal(combined) is None
-        if legal and terms.enters(config):
-            entrants.append(config)
-            judged.append(combined)
-    if len(entrants) < FEWEST:
-        return None
-    pool = known.rates.pool(judged)
-    rng = np.random.default_rng(list(terms.seed))
-    # The part that no sum of effects captures, for configurations that no heat has shown. It is no reason to compile:
-    # what one configuration gains from compiling, most others gain as well.
-    unshown = ~fitted.shown(pool) & [mode_of(c) == "off" for c in entrants]
-    # The best so far is known from its trial.
-    unshown[0] &= not is_known
-    lack = LACK_SD * unshown[:, None] * rng.standard_normal((len(entrants), HEAT_DRAWS))
-    ahead, rates = fitted.differences(best, pool, HEAT_DRAWS, rng, lack)
-    steps_s = STEPS * pool.batches / np.exp(rates.mean(axis=1))
-    compile_s = [known.costs.compile_s(mode_of(c), "" if mode_of(c) == "off" else graph(c)) for c in entrants]
-    seconds = np.maximum(steps_s, STEPS / 2 * terms.turn_s) + compile_s
-    guessed = [not known.costs.has_compiled(mode_of(c)) for c in entrants]
-    at_worst_s = seconds + (SLOW_COMPILE - 1.0) * np.where(guessed, compile_s, 0.0)
-    return _drafted("device", entrants, ahead, seconds, at_worst_s, known.costs.starts_s(reference), terms)
-
-
-def draft_loader(known: Knowledge, fitted: Fitted, best: int, terms: Terms) -> Draft | None:
-    """Return the most worthwhile heat of the loader; ``None`` if there is nothing to compare, or the best
-    configuration so far hardly waits for it.
-
-    Args:
-        best: index of the observation whose configuration is the reference.
-    """
-    reference = known.rates.seen[best].config
-    others = [c for c in loaders(known.space, reference) if known.may_enter(c, "loader")]
-    if len(others) + 1 < FEWEST or fitted.sides is None or known.rates.seen[best].waits < WAITS:
-        return None
-    entrants = [reference, *others]
-    pool = known.rates.pool(entrants)
-    rng = np.random.default_rng(list(terms.seed))
-    ahead, _ = fitted.differences(best, pool, HEAT_DRAWS, rng)
-    # Each turn starts the workers, and waits for one batch from each.
-    rates_per_s = np.exp(fitted.loading(pool))
-    start_s = LOADER_START_S + WORKER_START_S * pool.workers
-    seconds = LOADER_TURNS * (start_s + np.maximum(1, pool.workers) * pool.batches / rates_per_s + terms.turn_s)
-    return _drafted("loader", entrants, ahead, seconds, seconds, known.costs.starts_s(reference), terms)
-
-
-def _drafted(
-    side: Side,
-    entrants: Sequence[Config],
-    ahead: Array,
-    seconds: Array,
-    at_worst_s: Array,
-    begin_s: float,
-    terms: Terms,
-) -> Draft | None:
-    """Return the heat of the most worthwhile entrants; ``None`` if there are too few.
-
-    Args:
-        ahead: by how much each is faster than the best so far, in each draw, ``(N, S)``. seconds, at_worst_s: what
-            each takes, as expected and if its compilation is slow, ``(N,)``.
-    """
-    better = np.maximum(0.0, ahead)
-    chosen, spent_s = _greedy(better, seconds, at_worst_s, begin_s, terms)
-    if len(chosen) < FEWEST:
-        return None
-    # Configurations outside the heat, such as compiled ones, are no alternative to it: they can be tried afterwards.
-    gain, single = float(better[chosen].max(axis=0).mean()), float(better[chosen].mean(axis=1).max())
-    # Rounds end when they gain less per second than the heat as a whole (the marginal value theorem: Charnov, "Optimal
-    # foraging", Theoretical Population Biology 9, 1976). A later heat decides what is left open.
-    per_s = max(terms.least_per_s, gain / (spent_s + terms.trial_s))
-    proposal = HeatProposal(side, tuple(entrants[i] for i in chosen), per_s, spent_s)
-    return Draft(proposal, gain, gain - single)
-
-
-def _greedy(better: Array, seconds: Array, at_worst_s: Array, begin_s: float, terms: Terms) -> tuple[list[int], float]:
-    """Return the indices of the chosen configurations, of which the first is always 0, and the seconds they take.
-
-    Each is the one that adds most per second. The expected maximum is submodular, so this is near the best choice
-    (Nemhauser, Wolsey & Fisher, "An analysis of approximations for maximizing submodular set functions", Math.
-    Programming 14, 1978). A configuration that adds much less per second than the heat gains without it, counting the
-    trial that follows, waits for a later heat.
-
-    Args:
-        better: improvement by each configuration in each draw, ``(N, S)``. seconds, at_worst_s: of each, ``(N,)``.
-    """
-    chosen, top = [0], better[0]
-    spent_s = begin_s + float(seconds[0])
-    while len(chosen) < MOST:
-        rates = (np.maximum(better, top).mean(axis=1) - top.mean()) / seconds
-        rates[spent_s + at_worst_s > terms.left_s] = 0.0
-        index = int(np.argmax(rates))
-        threshold = LATER * float(top.mean()) / (spent_s + terms.trial_s)
-        if rates[index] <= max(terms.least_per_s, threshold if len(chosen) >= FEWEST else 0.0):
-            break
-        chosen.append(index)
-        spent_s += float(seconds[index])
-        top = np.maximum(top, better[index])
-    return chosen, spent_s
-
-
 def _switched(config: Config) -> dict[str, Value]:
     """Return the part of a configuration that a running training can be switched to."""
     return {n: v for n, v in config.items() if n in KNOBS and KNOBS[n].switchable}
@@ -218,10 +65,10 @@ def variants(space: Space, reference: Config) -> Iterator[dict[str, Value]]:
     are very many."""
     names = [n for n in _switched(reference) if n in space.choices and n not in space.between_launches]
     values = [(*space.rungs(n), *space.beside(n, reference[n])) for n in names]
-    combinations = range(math.prod(map(len, values)))
-    for combination in (
-        combinations if len(combinations) <= _VARIANTS else random.Random(0).sample(combinations, _VARIANTS)
-    ):
+    combinations: Sequence[int] = range(math.prod(map(len, values)))
+    if len(combinations) > _VARIANTS:
+        combinations = random.Random(0).sample(combinations, _VARIANTS)
+    for combination in combinations:
         choice = []
         rest = combination
         for options in values:
@@ -246,107 +93,12 @@ def loaders(space: Space, reference: Config) -> list[dict[str, Value]]:
     return [config for config in distinct.values() if space.refusal(config) is None]
 
 
-# autotune's own sampler.
-
-# Chooses a configuration by the worth of each that is on offer.
-
 #: A simpler configuration is tried instead if its worth is at least this fraction of the most worthwhile one's.
 _AS_WORTHY = 0.9
 #: Of configurations that are not known to fit, this many of the most worthwhile are considered.
 _RISKS = 32
-
-
-class Chooser:
-    """Chooses among the configurations on offer. Each choice comes with a few words on why.
-
-    Args:
-        acceptable: see `AutoSampler`.
-    """
-
-    def __init__(self, known: Knowledge, acceptable: Callable[[Config], bool]) -> None:
-        self._known = known
-        self._space = known.space
-        self._acceptable = acceptable
-
-    def first(self, worth: Array, gain: Array, least: float, fits: Bools, why: str) -> tuple[Config, str] | None:
-        """Return the most worthwhile configuration that may be tried, or one that must be tried before it.
-
-        Of several that are about as worthwhile the simplest is returned.
-
-        Args:
-            worth, gain: see `Outlook`. least: gains that differ by no more than this count as equal.
-        """
-        configs = self._known.offers.pool.configs
-        for i in np.argsort(-worth, kind="stable"):
-            if worth[i] < 0:
-                break
-            if not fits[i]:
-                stone = self._stepping_stone(configs[i]) if self._known.memory.may_fit(configs[i]) else None
-                if stone is not None:
-                    return stone, "to learn how memory grows with the batch"
-            elif self.allowed(i):
-                as_good = fits & (worth >= _AS_WORTHY * worth[i]) & (gain >= gain[i] - least)
-                order = sorted(
-                    np.flatnonzero(as_good), key=lambda j: simplicity(configs[j], self._space.baseline, None)
-                )
-                return configs[next((j for j in order if self.allowed(int(j))), i)], why
-        return None
-
-    def risk(self, worth: Array, centre: Config) -> tuple[Config, str] | None:
-        """Return a configuration to try if none certainly fits: the best at a smaller batch, which shows how memory
-        grows, or one that is expected to fit. Without this, a training near the memory limit would have nothing to
-        try."""
-        if not (worth > 0).any():
-            return None
-        stone = self._stepping_stone(centre)
-        if stone is not None:
-            return stone, "to learn how memory grows with the batch"
-        configs = self._known.offers.pool.configs
-        for i in np.argsort(-worth, kind="stable")[:_RISKS]:
-            if worth[i] > 0 and self.allowed(i) and self._known.memory.may_fit(configs[i]):
-                return configs[i], "expected to fit, but not sure to"
-        return None
-
-    def at_own_batch(self, config: Config) -> tuple[Config, str] | None:
-        """Return the best configuration with the user's own batch and workload knobs, if it has not been tried."""
-        user_values = {n: v for n, v in self._space.baseline.items() if n == "batch_size" or n.startswith("workload.")}
-        candidate = canonical({**config, **user_values})
-        return (candidate, "the best at your own batch") if self._may_try(candidate) else None
-
-    def anything(self) -> dict[str, Value]:
-        """Return any configuration that may be tried, for when none is known to be worthwhile."""
-        configs = [self._known.offers.pool.configs[i] for i in np.flatnonzero(self._known.offers.open)]
-        return dict(next((c for c in configs if self._may_try(c)), self._space.baseline))
-
-    def allowed(self, index: int) -> bool:
-        """Return whether one of the offers may be tried now."""
-        return self._acceptable(self._known.offers.pool.configs[index])
-
-    def _may_try(self, config: Config) -> bool:
-        return self._known.may_try(config) and self._acceptable(config)
-
-    def _stepping_stone(self, config: Config) -> Config | None:
-        """Return the same configuration at a smaller batch, or with the batch in more parts, from which its memory can
-        be predicted; ``None`` if there is none.
-
-        If no batch of this combination has been observed, this is the largest that certainly fits. One batch does not
-        determine a line, so the next smaller one follows.
-        """
-        if "batch_size" not in self._space.choices or "batch_size" not in config:
-            return None
-        if len(self._known.memory.batches(config)) > 1:
-            return None
-        candidates = [canonical({**config, n: v}) for n in AT_ONCE if n in config for v in self._space.rungs(n)]
-        smaller = [candidate for candidate in candidates if samples_at_once(candidate) < samples_at_once(config)]
-        ranked = sorted(smaller, key=samples_at_once, reverse=True)
-        return next((candidate for candidate in ranked if self._may_try(candidate)), None)
-
-
-# What the sampler concludes from the trials and heats so far.
-
 #: Gains below this are reported as none.
 NOTHING = 5e-4
-UNMET = "no trial that is left is likely to meet what is required"
 
 
 @dataclass(frozen=True)
@@ -372,7 +124,7 @@ class Look:
     left_to_gain: float
     ranking: tuple[int, ...]
     reason_to_end: str | None = None
-    heat: Draft | None = None
+    heat: HeatProposal | None = None
 
 
 @dataclass(frozen=True)
@@ -390,20 +142,6 @@ class Outlook:
     left: float
     top: Config | None
     local: bool
-
-    @property
-    def why(self) -> str:
-        return "near the best" if self.local else "expected gain"
-
-
-def why_end(left: float, noise_sd: float, *, beyond: bool) -> str:
-    """Explain why a search ends by itself."""
-    if beyond:
-        return "nothing more that would pay is known to fit into memory"
-    if left < NOTHING:
-        return "no trial that is left is expected to gain anything"
-    gain_text = f"the most promising trial left is expected to gain {100 * left:.2g} %"
-    return f"{gain_text}, and launches of equals are taken to differ by {100 * noise_sd:.2g} %"
 
 
 # `--sampler auto`: an Optuna sampler with a built-in model of training.
@@ -467,8 +205,9 @@ class AutoSampler(Searcher):
         judge: returns a launch's score by the objective that chooses among those whose rate is within `within` of the
             fastest one's; ``None`` if the fastest wins.
         turn_s: minimum length of a turn in a heat, by side; there are no heats of a side that is missing.
-        enters: returns whether a configuration may take part in heats.
-        as_launched: see `Terms`.
+        enters: returns whether there would be time for what a configuration of a heat owes its user.
+        as_launched: returns whether a heat of this reference takes place in the process of the launches with which it
+            is compared.
     """
 
     def __init__(
@@ -527,8 +266,7 @@ class AutoSampler(Searcher):
         return self.look(study).ranking
 
     def heat(self, study: optuna.Study) -> HeatProposal | None:
-        draft = self.look(study).heat
-        return None if draft is None else draft.proposal
+        return self.look(study).heat
 
     def reason_to_end(self, study: optuna.Study) -> str | None:
         look = self.look(study)
@@ -539,7 +277,10 @@ class AutoSampler(Searcher):
     def propose(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Value]:
         proposal = self.look(study).proposal
         if proposal is None:
-            return self._chooser.anything()
+            # None is known to be worthwhile.
+            known = self._known
+            configs = (known.offers.pool.configs[i] for i in np.flatnonzero(known.offers.open))
+            return dict(next((c for c in configs if self._may_try(c)), self.space.baseline))
         study._storage.set_trial_system_attr(trial._trial_id, PREDICTED, proposal.predicted.model_dump())
         return dict(proposal.config)
 
@@ -557,10 +298,6 @@ class AutoSampler(Searcher):
                 self._looked = (state, self._look())
         return self._looked[1]
 
-    @property
-    def _chooser(self) -> Chooser:
-        return Chooser(self._known, self._acceptable)
-
     def _running(self, study: optuna.Study) -> Iterator[tuple[int, Config]]:
         """Yield the numbers and configurations of the trials that run, except one that is being proposed."""
         for frozen in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
@@ -569,7 +306,7 @@ class AutoSampler(Searcher):
                 yield frozen.number, config
 
     def _look(self) -> Look:
-        known, chooser = self._known, self._chooser
+        known = self._known
         known.offers.rule_out(known.lessons)
         if not known.right:
             return Look(None, math.inf, ())
@@ -584,7 +321,7 @@ class AutoSampler(Searcher):
         if not len(known.offers):
             return Look(None, 0.0, numbers)
         outlook = self._outlook(fitted, best, fits)
-        heat = self._heat(fitted, best, outlook, least)
+        heat = self._heat(fitted, best, outlook)
         if heat is not None and heat.gain > LEAST_GAIN:
             return Look(None, max(heat.gain, outlook.left), numbers, heat=heat)
         # Heats do not show whether a training meets what is required.
@@ -595,26 +332,32 @@ class AutoSampler(Searcher):
             # Before giving up, check whether the models are sure only because their priors are too narrow.
             fitted = known.rates.fit(noise_sd, doubt=DOUBT)
             outlook = self._outlook(fitted, best, fits, refine=True)
-        worth, why = outlook.worth, outlook.why
+        worth, why = outlook.worth, "near the best" if outlook.local else "expected gain"
         if not enough or outlook.left > least:
             # Try this while there is time: the figure for the user's own batch size takes a trial of its own.
-            choice = (chooser.at_own_batch(centre) if outlook.local else None) or chooser.first(
-                worth, outlook.gain, least, fits, why
-            )
-            choice = self._soonest(choice or chooser.risk(worth, centre), fitted, fits)
+            choice = self._at_own_batch(centre) if outlook.local else None
+            choice = choice or self._first(worth, outlook.gain, fits, why) or self._risk(worth, centre)
+            choice = self._soonest(choice, fitted, fits)
             return Look(self._told(choice, fitted), outlook.left, numbers)
         # Nothing worthwhile is left except configurations not known to fit, and the best at the user's own batch.
         beyond = np.where(fits | (outlook.gain < least), -1.0, worth)
         choice = (
-            chooser.first(beyond, outlook.gain, least, fits, why)
-            or chooser.at_own_batch(centre)
-            or chooser.risk(beyond, centre)
+            self._first(beyond, outlook.gain, fits, why)
+            or self._at_own_batch(centre)
+            or self._risk(beyond, centre)
             or self._better_besides(fitted, ranking, fits)
         )
         if choice is not None:
             return Look(self._told(choice, fitted), outlook.left, numbers)
-        why_ended = UNMET if unmet else why_end(outlook.left, noise_sd, beyond=bool(beyond.max() > 0))
-        return Look(None, outlook.left, numbers, why_ended)
+        left, why_ended = outlook.left, "no trial that is left is expected to gain anything"
+        if unmet:
+            why_ended = "no trial that is left is likely to meet what is required"
+        elif beyond.max() > 0:
+            why_ended = "nothing more that would pay is known to fit into memory"
+        elif left >= NOTHING:
+            gain_text = f"the most promising trial left is expected to gain {100 * left:.2g} %"
+            why_ended = f"{gain_text}, and launches of equals are taken to differ by {100 * noise_sd:.2g} %"
+        return Look(None, left, numbers, why_ended)
 
     def _offer(self, fitted: Fitted, centres: list[Config]) -> Bools:
         """Offer the neighbours of ``centres`` and what is expected to be fastest; return which offers certainly fit.
@@ -648,7 +391,7 @@ class AutoSampler(Searcher):
         equals = [
             i
             for i in np.flatnonzero(offers.open & fits & ~offers.further & (mean >= chosen - self._least))
-            if device_part(offers.pool.configs[i]) == device_part(config) and self._chooser.allowed(int(i))
+            if device_part(offers.pool.configs[i]) == device_part(config) and self._allowed(int(i))
         ]
         own_s = next((seconds[i] for i in equals if offers.pool.configs[i] == config), math.inf)
         soonest = min(equals, key=lambda i: float(seconds[i]), default=None)
@@ -662,42 +405,130 @@ class AutoSampler(Searcher):
         return max(LEAST_GAIN, NOISE_PART * self._noise_sd())
 
     @property
-    def _left_part(self) -> float:
-        """Fraction of the search time that is left."""
-        return 1.0 if math.isinf(self._limit_s) else max(0.0, min(1.0, self._left_s() / self._limit_s))
-
-    @property
     def _trial_s(self) -> float:
         """Seconds of a usual trial without compilation."""
         return self._known.costs.plain_s(self._known.space.baseline)
 
-    def _heat(self, fitted: Fitted, best: int, outlook: Outlook, least: float) -> Draft | None:
+    @property
+    def _least_per_s(self) -> float:
+        """What a second is worth: what the least worthwhile trials bring that the search would still run."""
+        return self._least / max(self._trial_s, 0.5)
+
+    def _heat(self, fitted: Fitted, best: int, outlook: Outlook) -> HeatProposal | None:
         """Return the heat to run before the next trial, if one is worth its seconds."""
         known = self._known
         if self._turn_s is None or known.heats_in_a_row >= IN_A_ROW:
             return None
-        # A second is worth what the least worthwhile trials bring that the search would still run.
-        per_s = least / max(self._trial_s, 0.5)
-        terms = Terms(
-            turn_s=self._turn_s.get("device", 0.0),
-            left_s=HEAT_PART * (self._left_s() - self._trial_s),
-            least_per_s=per_s,
-            trial_s=self._trial_s,
-            seed=(self._seed, len(known.numbers), known.heats),
-            enters=self._enters,
-            as_launched=self._as_launched,
-        )
         # If the training waits for its loader, the loader comes first.
-        draft = None
+        draft, per_s = None, self._least_per_s
         if "loader" in self._turn_s:
-            draft = draft_loader(known, fitted, best, replace(terms, turn_s=self._turn_s["loader"]))
-        if "device" in self._turn_s and (draft is None or draft.more <= per_s * draft.proposal.seconds):
+            draft = self._draft_loader(fitted, best, self._turn_s["loader"])
+        if "device" in self._turn_s and (draft is None or draft.more <= per_s * draft.seconds):
             beside = known.rates.seen[best].config if outlook.top is None else outlook.top
-            draft = draft_device(known, fitted, best, beside, terms)
+            draft = self._draft_device(fitted, best, beside, self._turn_s["device"])
         if draft is None:
             return None
-        trust = float(known.trust(draft.proposal.entrants, least).max())
-        return draft if trust * draft.more > per_s * draft.proposal.seconds else None
+        trust = float(known.trust(draft.entrants, self._least).max())
+        return draft if trust * draft.more > per_s * draft.seconds else None
+
+    def _draft_device(self, fitted: Fitted, best: int, beside: Config, turn_s: float) -> HeatProposal | None:
+        """Return the most worthwhile heat of the device; ``None`` if there is nothing to compare.
+
+        Args:
+            best: index of the observation whose configuration is the reference.
+            beside: the entrants are judged in combination with the remaining knobs of this configuration, those of the
+                loader, which no heat of the device shows.
+        """
+        known = self._known
+        best_config = reference = known.rates.seen[best].config
+        if not self._as_launched(best_config):
+            reference, beside = known.space.in_heats(best_config), known.space.in_heats(beside)
+        is_known = key(reference) == key(best_config)
+        if mode_of(reference) in CUDAGRAPH_MODES or not (is_known or known.may_enter(reference, "device")):
+            return None
+        entrants, judged = [reference], [canonical({**beside, **_switched(reference)})]
+        for config in variants(known.space, reference):
+            combined = canonical({**beside, **_switched(config)})
+            legal = known.may_enter(config, "device") and known.space.refusal(combined) is None
+            if legal and self._enters(config):
+                entrants.append(config)
+                judged.append(combined)
+        if len(entrants) < FEWEST:
+            return None
+        pool = known.rates.pool(judged)
+        rng = np.random.default_rng([self._seed, len(known.numbers), known.heats])
+        # The part that no sum of effects captures, for configurations that no heat has shown. It is no reason to
+        # compile: what one configuration gains from compiling, most others gain as well.
+        unshown = ~fitted.shown(pool) & [mode_of(c) == "off" for c in entrants]
+        # The best so far is known from its trial.
+        unshown[0] &= not is_known
+        lack = LACK_SD * unshown[:, None] * rng.standard_normal((len(entrants), HEAT_DRAWS))
+        ahead, rates = fitted.differences(best, pool, HEAT_DRAWS, rng, lack)
+        steps_s = STEPS * pool.batches / np.exp(rates.mean(axis=1))
+        compile_s = [known.costs.compile_s(mode_of(c), "" if mode_of(c) == "off" else graph(c)) for c in entrants]
+        seconds = np.maximum(steps_s, STEPS / 2 * turn_s) + compile_s
+        guessed = [not known.costs.has_compiled(mode_of(c)) for c in entrants]
+        at_worst_s = seconds + (SLOW_COMPILE - 1.0) * np.where(guessed, compile_s, 0.0)
+        return self._drafted("device", entrants, ahead, seconds, at_worst_s)
+
+    def _draft_loader(self, fitted: Fitted, best: int, turn_s: float) -> HeatProposal | None:
+        """Return the most worthwhile heat of the loader; ``None`` if there is nothing to compare, or the best
+        configuration so far hardly waits for it.
+
+        Args:
+            best: index of the observation whose configuration is the reference.
+        """
+        known = self._known
+        reference = known.rates.seen[best].config
+        others = [c for c in loaders(known.space, reference) if known.may_enter(c, "loader")]
+        if len(others) + 1 < FEWEST or fitted.sides is None or known.rates.seen[best].waits < WAITS:
+            return None
+        entrants = [reference, *others]
+        pool = known.rates.pool(entrants)
+        rng = np.random.default_rng([self._seed, len(known.numbers), known.heats])
+        ahead, _ = fitted.differences(best, pool, HEAT_DRAWS, rng)
+        # Each turn starts the workers, and waits for one batch from each.
+        rates_per_s = np.exp(fitted.sides.loading(pool))
+        start_s = LOADER_START_S + WORKER_START_S * pool.workers
+        seconds = LOADER_TURNS * (start_s + np.maximum(1, pool.workers) * pool.batches / rates_per_s + turn_s)
+        return self._drafted("loader", entrants, ahead, seconds, seconds)
+
+    def _drafted(
+        self, side: Side, entrants: Sequence[Config], ahead: Array, seconds: Array, at_worst_s: Array
+    ) -> HeatProposal | None:
+        """Return the heat of the reference and the most worthwhile entrants; ``None`` if there are too few.
+
+        Each is the one that adds most per second. The expected maximum is submodular, so this is near the best choice
+        (Nemhauser, Wolsey & Fisher, "An analysis of approximations for maximizing submodular set functions", Math.
+        Programming 14, 1978). A configuration that adds much less per second than the heat gains without it, counting
+        the trial that follows, waits for a later heat.
+
+        Args:
+            ahead: by how much each is faster than the best so far, in each draw, ``(N, S)``. seconds, at_worst_s: what
+                each takes, as expected and if its compilation is slow, ``(N,)``.
+        """
+        left_s, trial_s, least_per_s = HEAT_PART * (self._left_s() - self._trial_s), self._trial_s, self._least_per_s
+        better = np.maximum(0.0, ahead)
+        chosen, top = [0], better[0]
+        spent_s = self._known.costs.starts_s(entrants[0]) + float(seconds[0])
+        while len(chosen) < MOST:
+            rates = (np.maximum(better, top).mean(axis=1) - top.mean()) / seconds
+            rates[spent_s + at_worst_s > left_s] = 0.0
+            index = int(np.argmax(rates))
+            threshold = LATER * float(top.mean()) / (spent_s + trial_s)
+            if rates[index] <= max(least_per_s, threshold if len(chosen) >= FEWEST else 0.0):
+                break
+            chosen.append(index)
+            spent_s += float(seconds[index])
+            top = np.maximum(top, better[index])
+        if len(chosen) < FEWEST:
+            return None
+        # Configurations outside the heat, such as compiled ones, are no alternative to it: they can be tried later.
+        gain, single = float(better[chosen].max(axis=0).mean()), float(better[chosen].mean(axis=1).max())
+        # Rounds end when they gain less per second than the heat as a whole (the marginal value theorem: Charnov,
+        # "Optimal foraging", Theoretical Population Biology 9, 1976). A later heat decides what is left open.
+        per_s = max(least_per_s, gain / (spent_s + trial_s))
+        return HeatProposal(side, tuple(entrants[i] for i in chosen), per_s, spent_s, gain, gain - single)
 
     def _outlook(self, fitted: Fitted, best: int, fits: Bools, *, refine: bool = False) -> Outlook:
         """Compute the prospects of everything on offer.
@@ -706,11 +537,10 @@ class AutoSampler(Searcher):
             refine: include values between and beyond those of the ladders, as is done near the end.
         """
         local = self._left_s() < LOCAL_PART * self._limit_s
-        known, offers, chooser = self._known, self._known.offers, self._chooser
+        known, offers = self._known, self._known.offers
         # The draws depend only on the trials and heats, whatever else happened.
-        rng = np.random.default_rng(
-            [self._seed, len(known.numbers), len(known.tried), *([known.heats] * bool(known.heats))]
-        )
+        state = [self._seed, len(known.numbers), len(known.tried), *([known.heats] * bool(known.heats))]
+        rng = np.random.default_rng(state)
         gain, rate = fitted.gains(best, offers.pool, DRAWS, rng)
         seconds = offers.seconds(known.costs, np.exp(rate) if known.splits else None)
         is_open = offers.open & (seconds <= self._left_s())
@@ -718,7 +548,7 @@ class AutoSampler(Searcher):
         # trials are made, and each is to be of the best there is. Compiling takes the time of several.
         cost_s = max(0.5, self._trial_s) + offers.compile_s(known.costs)
         # Gain per second alone prefers what is cheap until the end. With the time, the seconds count for less.
-        cost_s **= self._left_part
+        cost_s **= 1.0 if math.isinf(self._limit_s) else max(0.0, min(1.0, self._left_s() / self._limit_s))
         if not (local or refine):
             is_open &= ~offers.further
         # As long as nothing meets what is required, the gain is to find something that does.
@@ -739,7 +569,7 @@ class AutoSampler(Searcher):
             gain[shortlist], _ = fitted.gains(best, offers.pool[shortlist], CLOSER_DRAWS, rng)
             gain[shortlist] *= chances[shortlist]
         promising = shortlist[np.argsort(-gain[shortlist], kind="stable")]
-        first = next((i for i in promising if is_open[i] and fits[i] and chooser.allowed(i)), None)
+        first = next((i for i in promising if is_open[i] and fits[i] and self._allowed(i)), None)
         # Ending too early costs more than a trial too many.
         left_to_gain = 0.0 if first is None else float(gain[first] / math.sqrt(trust[first]))
         top = None if first is None else offers.pool.configs[first]
@@ -770,14 +600,10 @@ class AutoSampler(Searcher):
         if scores is None:
             return None
         best, observations = ranking[0], known.rates.seen
-        meeting = [i for i in ranking if known.numbers[i] not in known.beyond]
-        close_to_best = [
-            i for i in meeting if observations[i].log_rate >= observations[best].log_rate + math.log1p(-self._within)
-        ]
-        top = max(
-            (s for i in close_to_best if (s := scores.known.get(known.numbers[i])) is not None), default=-math.inf
-        )
-        if top == -math.inf:
+        least = observations[best].log_rate + math.log1p(-self._within)
+        close = [known.numbers[i] for i in ranking if observations[i].log_rate >= least]
+        top = max((scores.known[n] for n in close if n in scores.known and n not in known.beyond), default=None)
+        if top is None:
             return None
         rng = np.random.default_rng([self._seed, len(known.numbers)])
         ahead, _ = fitted.differences(best, offers.pool, DRAWS, rng)
@@ -785,5 +611,72 @@ class AutoSampler(Searcher):
         gain = np.where(offers.open & fits, scores.gains(offers.pool.whole, top) * about_as_fast, 0.0)
         gain = gain if known.meeting is None else gain * known.meeting.chances(offers.pool.whole)
         order = np.argsort(-gain, kind="stable")
-        index = next((int(i) for i in order if gain[i] > LEAST_BESIDES and self._chooser.allowed(int(i))), None)
+        index = next((int(i) for i in order if gain[i] > LEAST_BESIDES and self._allowed(int(i))), None)
         return None if index is None else (offers.pool.configs[index], "about as fast, and better by the objective")
+
+    # The choice of a configuration on offer, with a few words on why.
+
+    def _first(self, worth: Array, gain: Array, fits: Bools, why: str) -> tuple[Config, str] | None:
+        """Return the most worthwhile configuration that may be tried, or one that must be tried before it.
+
+        Of several that are about as worthwhile the simplest is returned.
+
+        Args:
+            worth, gain: see `Outlook`.
+        """
+        configs = self._known.offers.pool.configs
+        for i in np.argsort(-worth, kind="stable"):
+            if worth[i] < 0:
+                break
+            if not fits[i]:
+                stone = self._stepping_stone(configs[i]) if self._known.memory.may_fit(configs[i]) else None
+                if stone is not None:
+                    return stone, "to learn how memory grows with the batch"
+            elif self._allowed(i):
+                as_good = fits & (worth >= _AS_WORTHY * worth[i]) & (gain >= gain[i] - self._least)
+                order = sorted(np.flatnonzero(as_good), key=lambda j: simplicity(configs[j], self.space.baseline, None))
+                return configs[next((j for j in order if self._allowed(int(j))), i)], why
+        return None
+
+    def _risk(self, worth: Array, centre: Config) -> tuple[Config, str] | None:
+        """Return a configuration to try if none certainly fits: the best at a smaller batch, which shows how memory
+        grows, or one that is expected to fit. Without this, a training near the memory limit would have nothing to
+        try."""
+        if not (worth > 0).any():
+            return None
+        stone = self._stepping_stone(centre)
+        if stone is not None:
+            return stone, "to learn how memory grows with the batch"
+        configs = self._known.offers.pool.configs
+        for i in np.argsort(-worth, kind="stable")[:_RISKS]:
+            if worth[i] > 0 and self._allowed(i) and self._known.memory.may_fit(configs[i]):
+                return configs[i], "expected to fit, but not sure to"
+        return None
+
+    def _at_own_batch(self, config: Config) -> tuple[Config, str] | None:
+        """Return the best configuration with the user's own batch and workload knobs, if it has not been tried."""
+        user_values = {n: v for n, v in self.space.baseline.items() if n == "batch_size" or n.startswith("workload.")}
+        candidate = canonical({**config, **user_values})
+        return (candidate, "the best at your own batch") if self._may_try(candidate) else None
+
+    def _allowed(self, index: int) -> bool:
+        return self._acceptable(self._known.offers.pool.configs[index])
+
+    def _may_try(self, config: Config) -> bool:
+        return self._known.may_try(config) and self._acceptable(config)
+
+    def _stepping_stone(self, config: Config) -> Config | None:
+        """Return the same configuration at a smaller batch, or with the batch in more parts, from which its memory can
+        be predicted; ``None`` if there is none.
+
+        If no batch of this combination has been observed, this is the largest that certainly fits. One batch does not
+        determine a line, so the next smaller one follows.
+        """
+        if "batch_size" not in self.space.choices or "batch_size" not in config:
+            return None
+        if len(self._known.memory.batches(config)) > 1:
+            return None
+        candidates = [canonical({**config, n: v}) for n in AT_ONCE if n in config for v in self.space.rungs(n)]
+        smaller = [candidate for candidate in candidates if samples_at_once(candidate) < samples_at_once(config)]
+        ranked = sorted(smaller, key=samples_at_once, reverse=True)
+        return next((candidate for candidate in ranked if self._may_try(candidate)), None)

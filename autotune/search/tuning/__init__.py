@@ -36,7 +36,7 @@ from autotune.study.request import OPTIONS, SearchOption, spec_of
 __all__ = ["Study", "open_study", "resume", "tune"]
 
 #: The options of a search by the names of the arguments of `tune`.
-ARGUMENTS: dict[str, SearchOption] = {one.argument: one for one in OPTIONS if one.argument is not None}
+ARGUMENTS: dict[str, SearchOption] = {one.keyword: one for one in OPTIONS if one.keyword is not None}
 
 
 def tune(
@@ -230,7 +230,7 @@ def _document() -> None:
     ]
     tune.__signature__ = by_hand.replace(parameters=[*own.values(), *added])  # type: ignore[attr-defined]
     lines = [
-        f"{name}: {one.help.replace('; may be repeated', '')} Takes {one.spelling.python.words}."
+        f"{name}: {one.help.replace('; may be repeated', '')} Takes {one.spelling.takes}."
         for name, one in ARGUMENTS.items()
         if name not in own
     ]
