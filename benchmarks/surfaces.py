@@ -7,7 +7,7 @@ DESIGN is the name of one in `benchmarks.designs`, or a JSON file with the same 
 twice, in random order, with a launch of the baseline before every tenth; then the device alone and the loader alone,
 once for each part of a configuration that they depend on; last, heats of the device and of the loader, in which nobody
 drops out. Each launch is appended as a line when it ends. A recording interrupted with Ctrl-C can be continued. Run
-nothing else meanwhile. See `autotune.search.replay.surface` for the format.
+nothing else meanwhile. See `autotune.search.replay` for the format.
 """
 
 from __future__ import annotations

@@ -31,8 +31,7 @@ from autotune.knobs.knob import OTHERS
 from autotune.knobs.num_workers import WORKERS, workers_of
 from autotune.profile import Compared, Conditions, Gives, Measured, Profile, ProfileWorkload, Provenance, Versions
 from autotune.report.sentences import data_of, measurement_of
-from autotune.search.proof import Proof
-from autotune.search.proof.winner import MAY_BE_FASTER
+from autotune.search.proof.winner import MAY_BE_FASTER, Proof
 from autotune.search.setup import Setup
 from autotune.search.study_folders import resume_command, study_argument
 from autotune.search.subject import own_folders

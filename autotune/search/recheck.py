@@ -32,7 +32,7 @@ from autotune.profile import Profile, check, warnings_for
 from autotune.profile.in_force import differences as differences_here
 from autotune.profile.in_force import look_here
 from autotune.profile.yaml import CODE, PROFILE
-from autotune.search.proof.context import ProofContext
+from autotune.search.proof import ProofContext
 from autotune.search.proof.race import MAX_ROUNDS, Comparison, Entrant, Race, ended_from_outside
 from autotune.search.request import check_request, model_of, require_linux
 from autotune.search.setup import Environment, run_of, set_up

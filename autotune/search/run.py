@@ -26,8 +26,9 @@ from autotune.search.outcome import (
     profile_of,
     raise_if_nothing_compared,
 )
-from autotune.search.proof import Contest, Proof, ProofContext, proof_takes_s, prove, with_likely, without_refuted
-from autotune.search.proof.winner import MAY_BE_FASTER
+from autotune.search.proof import ProofContext
+from autotune.search.proof.likely import proof_takes_s, with_likely, without_refuted
+from autotune.search.proof.winner import MAY_BE_FASTER, Contest, Proof, prove
 from autotune.search.setup import Run, Setup, evicted, winners_elsewhere
 from autotune.search.study_folders import resume_command, study_argument
 from autotune.space import Space, key

@@ -22,8 +22,8 @@ from autotune.base.records import (
     TrialStatus,
     Value,
 )
-from autotune.search.replay import ReplayLauncher, Row, Surface, read_surface, row_of
-from autotune.search.replay.run import narrowed, replay
+from autotune.search.replay import Row, Surface, read_surface, row_of
+from autotune.search.replay.run import ReplayLauncher, narrowed, replay
 from autotune.space import canonical, device_part, key
 from autotune.workload.catalog import find_objective
 from autotune.workload.scoring import Scorer

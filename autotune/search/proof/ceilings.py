@@ -32,7 +32,7 @@ from autotune.knobs.pin_memory import KNOB as PINNED
 from autotune.knobs.static_graph import KNOB as STATIC_GRAPH
 from autotune.samplers import WARM_COMPILE, cold_compiles, graph
 from autotune.samplers.auto.rates import MOSTLY_DEVICE
-from autotune.search.proof.context import ProofContext
+from autotune.search.proof import ProofContext
 from autotune.search.proof.race import (
     Comparison,
     Entrant,

@@ -17,7 +17,7 @@ from autotune.base.records import (
     Value,
 )
 from autotune.knobs.persistent_workers import KNOB as PERSISTENT
-from autotune.search.proof.context import ProofContext
+from autotune.search.proof import ProofContext
 from autotune.search.proof.race import Entrant, ended_from_outside
 from autotune.search.proof.train_check import checked
 from autotune.space import canonical, device_part, is_loaders, key, loads_as

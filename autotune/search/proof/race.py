@@ -13,7 +13,7 @@ from autotune.base.errors import AutotuneError, MachineError
 from autotune.base.records import LaunchKind, Measurement, Standing, Trial, TrialResult, TrialStatus, Value
 from autotune.knobs.num_workers import WORKERS
 from autotune.samplers import WARM_COMPILE, graph
-from autotune.search.proof.context import ProofContext
+from autotune.search.proof import ProofContext
 from autotune.space import Space, key
 from autotune.space.formatting import is_known, one_line, percent_text, rate_text, unmet_text
 from autotune.space.requirements import ANYTHING, Requirements

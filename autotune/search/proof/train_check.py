@@ -27,7 +27,7 @@ from autotune.base.records import (
 from autotune.knobs import KNOBS, Scope
 from autotune.knobs.compile_mode import eager
 from autotune.samplers import WARM_COMPILE
-from autotune.search.proof.context import ProofContext
+from autotune.search.proof import ProofContext
 from autotune.search.proof.race import Entrant, ended_from_outside
 from autotune.space import Space, canonical, is_checked_by, key, maths_part, samples_at_once
 from autotune.space.formatting import listed

@@ -29,7 +29,7 @@ from autotune.search.proof.ceilings import (
     takeover_fits,
     takeover_rounds,
 )
-from autotune.search.proof.context import ProofContext
+from autotune.search.proof import ProofContext
 from autotune.search.proof.data_check import check_data, not_compared, takes_s
 from autotune.search.proof.race import (
     TARGETS,
