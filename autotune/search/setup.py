@@ -43,8 +43,15 @@ from autotune.machine import page_cache
 from autotune.machine.host import fingerprint, read_host
 from autotune.machine.nvml import kept_open
 from autotune.report import leave_page
-from autotune.search.devices import cards_for, cards_from, devices_text, require_energy_counters, resolve_devices
-from autotune.search.request import Device, request_for_space
+from autotune.search.request import (
+    Device,
+    cards_for,
+    cards_from,
+    devices_text,
+    request_for_space,
+    require_energy_counters,
+    resolve_devices,
+)
 from autotune.search.study_folders import absolute, resume_command, study_argument
 from autotune.search.subject import ALL, Subject, cards_seen, ranks_told
 from autotune.space import Space, build_space, key
