@@ -43,7 +43,7 @@ from autotune.samplers import AutoSampler, Experience, Proposal, cold_compiles
 from autotune.samplers.sampler import distributions
 from autotune.search.outcome import Conclusion, Course, conclude, outcome_of, profile_of, raise_if_nothing_compared
 from autotune.search.proof import ProofContext
-from autotune.search.proof.likely import proof_takes_s, with_likely, without_refuted
+from autotune.search.proof.likely import with_likely, without_refuted
 from autotune.search.proof.winner import MAY_BE_FASTER, Contest, Proof, prove
 from autotune.search.request import check_request, require_linux, resolve_devices
 from autotune.search.setup import (
@@ -364,7 +364,7 @@ def _search_and_prove(
             epochs=run.spec.epochs,
             deliveries=setup.probe.deliveries,
             # Workers elsewhere have page caches of their own.
-            evict=lambda: not run.is_elsewhere and evicted(launches.conditions.data, run.env.clock),
+            evict=lambda: run.away is None and evicted(launches.conditions.data, run.env.clock),
         )
 
     contests: list[Contest] = []
@@ -389,7 +389,7 @@ def _search_and_prove(
             with contextlib.suppress(AutotuneError):
                 interrupted.so_far = _left_in_hand(setup, study, contests, context)
         raise
-    course = _course(setup, study, launches, contest, stopped, proof.best if conclusion.evidence else None)
+    course = Course(study, contest, stopped)
     outcome = outcome_of(setup, proof, course, conclusion)
     profile = None
     if outcome.profile is not None:
@@ -408,28 +408,6 @@ def _search_and_prove(
     return SearchResult(run.files, outcome, profile)
 
 
-def _course(
-    setup: Setup, study: StudyLoop, launches: Launches, contest: Contest, stopped: str, likely: Standing | None
-) -> Course:
-    """Return the course of a search.
-
-    Args:
-        likely: what is likely to be faster, if nothing is proven.
-    """
-    run, measurement = setup.run, contest.race.baseline.trial.result.measurement
-    return Course(
-        trials=study.history.trials,
-        stopped=stopped,
-        elapsed_s=run.budget.spent_s,
-        measured_s=launches.measured_s,
-        wait_s=run.budget.waited_s,
-        counts=measurement.counts if measurement else "samples",
-        epoch_samples=(measurement.epoch_samples or None) if measurement else None,
-        samples_read=None if run.subject.words else launches.running.reading.samples,
-        more_s=proof_takes_s(contest, study.noise, likely),
-    )
-
-
 def _left_in_hand(
     setup: Setup, study: StudyLoop, contests: Sequence[Contest], context: Callable[[float], ProofContext]
 ) -> str | None:
@@ -445,7 +423,7 @@ def _left_in_hand(
     proof, evidence = with_likely(contest, nothing, history.trials, history.heats, study.noise, ended=stopped)
     if evidence is None:
         return None
-    course = _course(setup, study, contest.race.context.launches, contest, stopped, proof.best)
+    course = Course(study, contest, stopped)
     outcome = outcome_of(setup, proof, course, Conclusion(Finding.LIKELY, stopped, evidence=evidence))
     write_profile(profile_of(setup, outcome, course), setup.run.files.profile)
     return f"{headline_of(outcome)} Its profile: {setup.run.files.profile}"

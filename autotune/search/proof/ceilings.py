@@ -47,8 +47,6 @@ from autotune.space import Space, canonical, device_part, key, loader_part
 from autotune.space.formatting import figure_text, percent_text, rate_text
 from autotune.study.budget import LEAST_LAUNCHES
 
-# What limits a configuration, and whether it holds.
-
 # Finds what limits a configuration by comparing its rate with those of the device alone and of the loader alone.
 #
 # A training that overlaps loading and computing runs at most at the smaller of the two rates (the roofline argument:
@@ -67,7 +65,6 @@ LAUNCH_BOUND = 0.9
 #: A loader that waits for its store for more than this fraction of the time is limited by it.
 STORE = 0.3
 
-_KINDS = (LaunchKind.DEVICE_ONLY, LaunchKind.LOADER_ONLY)
 _NAMES = {LaunchKind.DEVICE_ONLY: "device", LaunchKind.LOADER_ONLY: "loader", LaunchKind.MEASURE: COLD}
 
 
@@ -78,8 +75,13 @@ def bottlenecks(
     if not context.sees_inside or WORKERS not in context.space.baseline:
         return []
     budget = context.launches.budget
+    earlier = (context.launches.finished(_name(kind, e), e.config) for e in entrants for kind in _NAMES)
     # Launches by an earlier run of the study count against this step's share.
-    began = budget.spent_s - sum(_finished_s(context, kind, e) for e in entrants for kind in _NAMES)
+    began = budget.spent_s - sum(result.wall_s for result in earlier if result is not None)
+
+    def left_s(reserve_s: float = 0.0) -> float:
+        return max(0.0, min(share_s - (budget.spent_s - began), budget.left_s) - reserve_s)
+
     # A training's own launches reveal its limit less reliably, and its first epoch not at all: the winner comes first.
     by_use = sorted(entrants, key=lambda e: -compared.rate(e).per_s)
     reserve_s = _cost_s(context, LaunchKind.MEASURE, by_use[0]) if by_use and reads_apart(context) else 0.0
@@ -92,24 +94,21 @@ def bottlenecks(
             (LaunchKind.LOADER_ONLY, key(loader_part(entrant.config))),
         ]
         missing = [n for n in ceiling_keys if n not in ceilings and not context.by_command]
-        left_s = min(share_s - (budget.spent_s - began), budget.left_s) - reserve_s
         # One ceiling without the other reveals little.
-        if missing and sum(_cost_s(context, kind, entrant) for kind, _ in missing) <= max(0.0, left_s):
+        if missing and sum(_cost_s(context, kind, entrant) for kind, _ in missing) <= left_s(reserve_s):
             for ceiling_key in missing:
                 ceilings[ceiling_key] = _ceiling(context, ceiling_key[0], entrant)
         device, loader = (ceilings.get(n) for n in ceiling_keys)
         part = ceiling_keys[0][1]
         # For a sharded model, only a part of the exchange could be left out.
         if device is not None and STATIC_GRAPH.name in context.space.choices and part not in unexchanged:
-            left_s = min(share_s - (budget.spent_s - began), budget.left_s)
-            affordable = _cost_s(context, LaunchKind.DEVICE_ONLY, entrant, apart=True) <= max(0.0, left_s)
+            affordable = _cost_s(context, LaunchKind.DEVICE_ONLY, entrant, apart=True) <= left_s()
             unexchanged[part] = _ceiling(context, LaunchKind.DEVICE_ONLY, entrant, apart=True) if affordable else None
         rate, on_cpu = compared.rate(entrant).per_s, context.device == "cpu"
         results[entrant.name] = bottleneck(entrant, rate, context.cores, on_cpu, device, loader, unexchanged.get(part))
     # This comes last because it empties a cache that all other launches need full.
     for entrant in by_use:
-        left_s = min(share_s - (budget.spent_s - began), budget.left_s)
-        results[entrant.name] = _with_cold(context, results[entrant.name], entrant, left_s)
+        results[entrant.name] = _with_cold(context, results[entrant.name], entrant, left_s())
     return [results[entrant.name] for entrant in entrants]
 
 
@@ -131,17 +130,14 @@ def _with_cold(context: ProofContext, found: Bottleneck, one: Entrant, left_s: f
         start = f"{found.sentence} Its data set keeps what it has made: in the first epoch it runs at about "
         sentence = f"{start}{rate_text(cold_per_s)} samples/s."
         return found.model_copy(update={"cold_per_s": (cold_per_s, cold_per_s, cold_per_s), "sentence": sentence})
-    if not reads_apart(context) or _cost_s(context, LaunchKind.MEASURE, one) > max(0.0, left_s):
+    if not reads_apart(context) or _cost_s(context, LaunchKind.MEASURE, one) > left_s:
         return found
     if data.store is not None:
         cold = data.model_copy(update={"store": data.store.model_copy(update={"cached": 0.0})})
-        condition, cached = (
-            "the store's cache is empty",
-            f"; the cache holds {percent_text(data.store.cached)} of the files",
-        )
+        condition = "the store's cache is empty"
+        cached = f"; the cache holds {percent_text(data.store.cached)} of the files"
     else:
-        is_done = context.launches.finished(name, one.config) is not None
-        if not is_done and not context.evict():
+        if context.launches.finished(name, one.config) is None and not context.evict():
             return found
         cold = data.model_copy(update={"page_cache": "cold"})
         condition, cached = "no file is in the page cache", ""
@@ -156,12 +152,6 @@ def _with_cold(context: ProofContext, found: Bottleneck, one: Entrant, left_s: f
     rate = rate_text(measurement.samples_per_s)
     sentence = f"{found.sentence} While {condition}, in the first epoch, it runs at {rate} samples/s{cached}."
     return found.model_copy(update={"cold_per_s": _triple(measurement), "sentence": sentence})
-
-
-def _finished_s(context: ProofContext, kind: LaunchKind, one: Entrant) -> float:
-    """Return the duration of such a launch if an earlier run of the study completed it, else 0."""
-    result = context.launches.finished(_name(kind, one), one.config)
-    return 0.0 if result is None else result.wall_s
 
 
 def _cost_s(context: ProofContext, kind: LaunchKind, one: Entrant, *, apart: bool = False) -> float:
@@ -217,6 +207,9 @@ def bottleneck(
     waits = wait_fraction(one.seen) or 0.0
     limit, sentence = verdict(one.config, rate, waits, device, loader, apart, on_cpu=on_cpu)
     sides = sides_of(one.config, one.seen, device, None if contradictory(rate, loader) else loader)
+    device_per_s, loader_per_s, apart_per_s = (
+        None if side is None or contradictory(rate, side) else _triple(side) for side in (device, loader, apart)
+    )
     local = None
     if limit is Limit.LOADER and sides is not None and sides.idle > STORE:
         local = max(rate, without_store(one.config, sides, cores, shared=on_cpu))
@@ -228,9 +221,9 @@ def bottleneck(
         trial=one.trial.number,
         limit=limit,
         samples_per_s=rate,
-        device_only_per_s=None if contradictory(rate, device) else _triple(device),
-        loader_only_per_s=None if contradictory(rate, loader) else _triple(loader),
-        alone_per_s=None if contradictory(rate, apart) else _triple(apart),
+        device_only_per_s=device_per_s,
+        loader_only_per_s=loader_per_s,
+        alone_per_s=apart_per_s,
         store_fraction=None if sides is None else sides.idle,
         local_per_s=local,
         sentence=sentence,
@@ -307,8 +300,8 @@ def contradictory(rate: float, ceiling: Measurement | None) -> bool:
     return ceiling is not None and ceiling.ci95_per_s[1] < CONTRADICTS * rate
 
 
-def _triple(measurement: Measurement | None) -> tuple[float, float, float] | None:
-    return None if measurement is None else (measurement.samples_per_s, *measurement.ci95_per_s)
+def _triple(measurement: Measurement) -> tuple[float, float, float]:
+    return (measurement.samples_per_s, *measurement.ci95_per_s)
 
 
 def verdict(
@@ -344,7 +337,8 @@ def verdict(
             f"{rate_text(device.samples_per_s)} samples/s) nor waits for the loader: without {PINNED.phrase(True)} it "
             "waits while each batch is copied."
         )
-    bound = Limit.LAUNCH if _launch_bound(device) else Limit.DEVICE
+    waits_for_host = device.enqueue_s is not None and device.enqueue_s >= LAUNCH_BOUND * device.mean_step_s
+    bound = Limit.LAUNCH if waits_for_host else Limit.DEVICE
     gains = (
         f"{_buys('a loader', device.samples_per_s, rate)}, {_buys('a device', loader.samples_per_s, rate)}".capitalize()
     )
@@ -374,10 +368,6 @@ def _buys(what: str, ceiling_per_s: float, rate_per_s: float) -> str:
         return f"{what} that costs nothing would buy nothing (alone: {rate_text(ceiling_per_s)} samples/s)"
     # No ratio is given: the two rates were measured at different times.
     return f"with {what} that costs nothing it would run at {rate_text(ceiling_per_s)} samples/s"
-
-
-def _launch_bound(device: Measurement) -> bool:
-    return device.enqueue_s is not None and device.enqueue_s >= LAUNCH_BOUND * device.mean_step_s
 
 
 # Checks that the winner holds: it trains until its memory has settled, with an evaluation pass and the largest sample.
@@ -517,8 +507,18 @@ def ablate(race: Race, winner: Entrant, share_s: float) -> tuple[KnobPart, ...]:
         gain = heat_gains.get(variant.knob)
         if gain is None and compared.in_turns(winner, entrant):
             gain = compared.ratio(winner, entrant)
-        part = _part(variant, winner, baseline.config, gain)
-        parts.append(part.model_copy(update={"launches": len(entrant.again), "in_heat": variant.knob in heat_gains}))
+        parts.append(
+            KnobPart(
+                knob=variant.knob,
+                value=winner.config[variant.knob],
+                baseline_value=baseline.config.get(variant.knob),
+                with_it=variant.with_it,
+                gain=gain,
+                why_not=_why_not(variant, winner) if gain is None else None,
+                launches=len(entrant.again),
+                in_heat=variant.knob in heat_gains,
+            )
+        )
     return tuple(parts)
 
 
@@ -691,17 +691,6 @@ def _fitting(race: Race, racing: Sequence[Entrant], variants: Sequence[Entrant],
         if race.round_s([*racing, *fitting, variant]) <= limit_s:
             fitting.append(variant)
     return fitting
-
-
-def _part(variant: Variant, winner: Entrant, baseline: Config, gain: tuple[float, float, float] | None) -> KnobPart:
-    return KnobPart(
-        knob=variant.knob,
-        value=winner.config[variant.knob],
-        baseline_value=baseline.get(variant.knob),
-        with_it=variant.with_it,
-        gain=gain,
-        why_not=_why_not(variant, winner) if gain is None else None,
-    )
 
 
 def _why_not(variant: Variant, winner: Entrant) -> str:

@@ -162,11 +162,11 @@ def without_refuted(
     race = contest.race
     if not race.context.by_rate or proof.baseline_unmet is not None:
         return proof
-    compared, space, telling_heats = race.compared(), race.context.space, _telling(race.context.space, trials, heats)
+    compared, space, telling = race.compared(), race.context.space, telling_heats(race.context.space, trials, heats)
 
     def is_open(one: Entrant) -> bool:
         is_within = _is_within(one, race.baseline)
-        likely = _likely(one, compared, space, telling_heats, _WITHIN if is_within else noise)
+        likely = _likely(one, compared, space, telling, _WITHIN if is_within else noise)
         return likely is None or likely.ratio[2] > MAY_BE_FASTER
 
     open_ = {e.trial.number for e in race.entrants if e.trial.number in proof.unproven and is_open(e)}
@@ -179,8 +179,8 @@ def _is_within(one: Entrant, baseline: Entrant) -> bool:
     return within is not None and within == baseline.trial.result.within
 
 
-def _telling(space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat]) -> list[Heat]:
-    """Return the heats that are informative about the training."""
+def telling_heats(space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat]) -> list[Heat]:
+    """Return the heats of the device, if what is gained there is gained by the training."""
     return [heat.heat for heat in heats if heat.heat.side == "device"] if is_device_bound(space, trials) else []
 
 
@@ -255,13 +255,13 @@ def _likeliest(
         and race.context.required.allow(e.trial)
         and fits(e)
     ]
-    telling_heats = _telling(space, trials, heats)
+    telling = telling_heats(space, trials, heats)
     # A pruned trial might have been luckier.
     launched = {key(t.config) for t in trials if t.result.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED)}
-    in_heats = {key(e.config) for heat in telling_heats for e in heat.entrants if e.ratio is not None}
+    in_heats = {key(e.config) for heat in telling for e in heat.entrants if e.ratio is not None}
     baseline = {key(space.baseline)}
     among = len(launched - baseline), len((launched | in_heats) - baseline)
-    estimates = (_likely(one, compared, space, telling_heats, noise, among) for one in candidates)
+    estimates = (_likely(one, compared, space, telling, noise, among) for one in candidates)
     return max((s for s in estimates if s is not None and s.sure > 1), key=lambda s: s.sure, default=None)
 
 
