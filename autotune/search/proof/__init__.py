@@ -5,10 +5,10 @@
 | question | launched by | judged by |
 |---|---|---|
 | does it train like eager fp32? | `train_check` | `train_check` |
-| does its loader deliver the baseline's data? | `data_check` | `data_check` |
+| does its loader deliver the baseline's data? | `train_check` | `train_check` |
 | how fast is it, launched in turns with the baseline? | `race` | `race` |
 | which configuration wins? | | `winner` |
-| does it stay within device memory? | `ceilings` | `train_check` |
+| does it stay within device memory? | `ceilings` | `ceilings` |
 | what limits it? | `ceilings` | `ceilings` |
 | how much does each of its knobs gain? | `ceilings` | `ceilings` |
 | what is likely, if nothing is proven? | | `likely` |

@@ -42,7 +42,6 @@ from autotune.search.proof.race import (
     shared_rounds,
     wait_fraction,
 )
-from autotune.search.proof.train_check import held
 from autotune.space import Space, canonical, device_part, key, loader_part
 from autotune.space.formatting import figure_text, percent_text, rate_text
 from autotune.study.budget import LEAST_LAUNCHES
@@ -429,6 +428,26 @@ def check_holding(context: ProofContext, winner: Entrant, share_s: float) -> Hol
         headroom_wanted=HEADROOM,
         sustained_per_s=_sustained_per_s(result.hold, winner),
     )
+
+
+def held(hold: Hold, headroom: float) -> str | None:
+    """Return one sentence on why a training does not hold; ``None`` if it does.
+
+    Args:
+        headroom: fraction of the capacity that must have remained free.
+    """
+    if not hold.settled:
+        return f"its memory was still growing after {hold.seconds:.0f} s ({hold.steps} steps)"
+    if hold.alloc_retries:
+        return (
+            f"CUDA's allocator ran out of memory and had to empty its cache (num_alloc_retries: {hold.alloc_retries})"
+        )
+    if hold.headroom < headroom:
+        return (
+            f"it leaves {100 * hold.headroom:.1f} % of {hold.capacity_bytes / 2**30:.1f} GiB free, "
+            f"and {100 * headroom:.3g} % is wanted"
+        )
+    return None
 
 
 def _beyond_required(context: ProofContext, hold: Hold) -> str | None:

@@ -19,7 +19,6 @@ from autotune.base.records import Heat, HoldVerdict, Standing, StudyHeat, Trial,
 from autotune.knobs.num_workers import workers_of
 from autotune.samplers.auto.rates import MOSTLY_DEVICE
 from autotune.search.proof.ceilings import FEW_WAITS, HEADROOM
-from autotune.search.proof.data_check import takes_s
 from autotune.search.proof.race import (
     Comparison,
     Entrant,
@@ -29,7 +28,7 @@ from autotune.search.proof.race import (
     standing,
     wait_fraction,
 )
-from autotune.search.proof.train_check import need_s
+from autotune.search.proof.train_check import need_s, takes_s
 from autotune.search.proof.winner import MAY_BE_FASTER, Contest, Proof, ceiling_s
 from autotune.space import Lessons, Space, device_part, key, loads_as
 from autotune.space.formatting import count

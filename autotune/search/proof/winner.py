@@ -30,7 +30,6 @@ from autotune.search.proof.ceilings import (
     takeover_rounds,
 )
 from autotune.search.proof import ProofContext
-from autotune.search.proof.data_check import check_data, not_compared, takes_s
 from autotune.search.proof.race import (
     TARGETS,
     Comparison,
@@ -41,7 +40,16 @@ from autotune.search.proof.race import (
     peak_bytes,
     shared_rounds,
 )
-from autotune.search.proof.train_check import check_training, covers, is_told_by, need_s, not_checked, train_alike
+from autotune.search.proof.train_check import (
+    check_data,
+    check_training,
+    covers,
+    is_told_by,
+    need_s,
+    not_checked,
+    not_compared,
+    takes_s,
+)
 from autotune.space import key, maths_part, simplicity
 from autotune.study.agenda import MATHS_PAYS
 from autotune.study.budget import LEAST_LAUNCHES
@@ -447,7 +455,9 @@ class Contest:
 
     def _trains(self, one: Entrant) -> bool:
         if self.refusal(one) is None and not self._knows_training(one):
-            self._check([one, *(e for e in self._unchecked if e is not one and train_alike(one, e))])
+            # One check covers those that differ only in loader and batch size.
+            alike = [e for e in self._unchecked if e is not one and maths_part(e.config) == maths_part(one.config)]
+            self._check([one, *alike])
             if one.out is not None:
                 # Whatever is wrong with it may be wrong with the others, which should not race for nothing.
                 self._check(self._unchecked)
