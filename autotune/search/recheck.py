@@ -43,8 +43,6 @@ from autotune.study.history import read_launches
 from autotune.workload.catalog import find_objective
 from autotune.workload.scoring import Scorer
 
-# Why a promise is not kept: what is observed to be different now.
-
 #: Rates measured at different times differ by chance, by at most this many standard deviations of a launch.
 _SCATTER = 3
 #: A disturbance is reported if it is seen in more than this fraction of the windows.
@@ -246,9 +244,12 @@ def recheck(
         else:
             race.run(spec.budget_s)
             # The race ends at a fixed precision of the ratio, which may not suffice to decide.
-            while baseline.again:
+            while baseline.again and race.rounds < MAX_ROUNDS:
                 result = _kept(profile, race.compared(), baseline, candidate, (), run.files)
-                if result.verdict(at_least) is not None or not _race_on(race):
+                if result.verdict(at_least) is not None or race.round_s(race.entrants) > launches.budget.left_s:
+                    break
+                race.round(race.entrants)
+                if len(race.still_racing) < 2:
                     break
         if not baseline.again:
             raise _no_baseline(_last(run.files, baseline))
@@ -261,14 +262,6 @@ def _impossible(profile: Profile, refused: str, here: Fingerprint) -> Recheck:
     differences = tuple(differences_here(profile, here))
     reasons = tuple(causes(profile, differences, None, (), ()))
     return Recheck(0, None, None, None, None, differences, f"it cannot run here: {refused}", causes=reasons)
-
-
-def _race_on(race: Race) -> bool:
-    """Run another round if there is time for one; return whether the race can go on."""
-    if race.rounds >= MAX_ROUNDS or race.round_s(race.entrants) > race.context.launches.budget.left_s:
-        return False
-    race.round(race.entrants)
-    return len(race.still_racing) > 1
 
 
 def request_for(
@@ -338,11 +331,8 @@ def refuse_behind_store(profile: Profile) -> None:
 
 def _entrant(number: int, config: Config) -> Entrant:
     """Return an entrant that has no earlier measurement. The first round shows how long its launches take."""
-    return Entrant(dict(config), Trial(number=number, config=config, result=_nothing(number)))
-
-
-def _nothing(number: int) -> TrialResult:
-    return TrialResult(launch=f"{number:05d}", status=TrialStatus.COMPLETE)
+    nothing = TrialResult(launch=f"{number:05d}", status=TrialStatus.COMPLETE)
+    return Entrant(dict(config), Trial(number=number, config=config, result=nothing))
 
 
 def _kept(

@@ -43,7 +43,7 @@ from autotune.launcher.watch import Watch
 from autotune.search.proof import ProofContext
 from autotune.search.proof.winner import race_winner
 from autotune.search.replay import PARTS, Row, ShownEntrant, Surface
-from autotune.space import Space, device_part, key, loader_part
+from autotune.space import Space, device_part, key
 from autotune.space.requirements import ANYTHING, Requirements
 from autotune.stats.racing import PRIORS, Contender, Rounds, is_contained
 from autotune.study.budget import Budget
@@ -54,8 +54,6 @@ from autotune.study.loop import StudyLoop
 from autotune.workload.catalog import find_objective
 from autotune.workload.scoring import Scorer
 
-_CEILINGS = {LaunchKind.DEVICE_ONLY: device_part, LaunchKind.LOADER_ONLY: loader_part}
-
 
 class ReplayLauncher:
     """A `Launcher` that replays a surface.
@@ -64,8 +62,8 @@ class ReplayLauncher:
     drawn without replacement, and reshuffled when all have been used. The measurement is the recorded one, whatever the
     spec's plan says about windows; pruning, limits and ``stop`` work as in a real launch. In a heat, the entrants race
     with their recorded turns (`replay_heat`). Compilation takes the recorded cold-cache time the first time a graph is
-    compiled, and the warm-cache time after that. Train checks and hold launches are not recorded, so they cannot be
-    replayed.
+    compiled, and the warm-cache time after that. A search whose winner is only raced has no launches of other kinds, so
+    they cannot be replayed.
 
     Args:
         clock: advanced by sleeping on it.
@@ -107,12 +105,8 @@ class ReplayLauncher:
         """Do nothing: there is nothing to release."""
 
     def _draw(self, spec: TrialSpec) -> Row:
-        if spec.kind in _CEILINGS:
-            launch_key = (spec.kind, key(_CEILINGS[spec.kind](spec.config)))
-            rows = self._surface.ceilings.get(launch_key, ())
-        else:
-            launch_key = (spec.kind, key(spec.config))
-            rows = self._surface.launches.get(launch_key[1], ()) if spec.kind is LaunchKind.MEASURE else ()
+        launch_key = (spec.kind, key(spec.config))
+        rows = self._surface.launches.get(launch_key[1], ()) if spec.kind is LaunchKind.MEASURE else ()
         if not rows:
             raise LookupError(f"{self._surface.heading.name} holds no {spec.kind} launch of {launch_key[1]}")
         if not self._left.get(launch_key):
