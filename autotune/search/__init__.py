@@ -33,7 +33,7 @@ from autotune.base.errors import (
 from autotune.base.files import exclusive_lock, sweep_temporaries, write_atomic
 from autotune.base.layout import StudyFiles
 from autotune.base.parsing import duration_text
-from autotune.base.records import Config, Finding, Outcome, Standing, StudySpec, Trial, WorkloadRef
+from autotune.base.records import Config, Finding, Outcome, StudySpec, Trial, WorkloadRef
 from autotune.launcher import STUDY_MARK, end_survivors
 from autotune.machine.nvml import kept_open
 from autotune.profile import Profile, read
@@ -48,7 +48,6 @@ from autotune.search.proof.winner import MAY_BE_FASTER, Contest, Proof, prove
 from autotune.search.request import check_request, require_linux, resolve_devices
 from autotune.search.setup import (
     Environment,
-    Run,
     Setup,
     best_of,
     evicted,
@@ -69,12 +68,10 @@ from autotune.search.study_folders import (
 from autotune.search.subject import left_sentence
 from autotune.space import Space, canonical, key
 from autotune.space.formatting import count, describe, unmet_text
-from autotune.space.requirements import Requirements
 from autotune.stats import PRIORS
 from autotune.study.budget import SEARCH_SHARE, VERDICT_LAUNCHES, refuse_reserved
 from autotune.study.database import name_taken, open_shared, open_study, open_to_read
 from autotune.study.history import History, adopt_folders, adopt_heats, read_launch, unknown_knobs
-from autotune.study.launches import Launches
 from autotune.study.loop import StudyLoop, note_failure
 from autotune.study.request import process_mark, read_request, write_request
 from autotune.study.tables import read_trials
@@ -266,7 +263,7 @@ def _run(
                 if spec.storage is not None:
                     env.observer.says(f"the study is stored in {spec.storage}")
                 try:
-                    result = _search_and_prove(set_up(run), scorers, first, None if longer is None else before)
+                    result = _Search(set_up(run), scorers, first, None if longer is None else before).result()
                 except AutotuneError:
                     left = left_sentence(files, spec)
                     if left is not None:
@@ -314,50 +311,162 @@ def load_outcome(files: StudyFiles) -> Outcome | None:
     return outcome.model_copy(update={"folder": str(folder), "profile": profile})
 
 
-def _search_and_prove(
-    setup: Setup, scorers: Sequence[Scorer], first: Sequence[Config] = (), before: Outcome | None = None
-) -> SearchResult:
-    """Search, prove the result, and write the profile and the outcome.
+class _Search:
+    """One run of one study, from the legal space to the profile.
 
     Args:
         scorers: one for each objective; the first chooses the winner.
         first: configurations to try before others, in a new study.
         before: the outcome so far of a study that continues with a longer budget.
-
-    Raises:
-        MachineError: nothing but the baseline could be measured, because the machine was busy. The study can be
-            resumed with its whole budget.
-        NoVerdictError: the same, because there was no time. The study can be resumed with more.
-        AutotuneError: see `autotune.base.errors`. Measurements made until then are in the study's folder.
     """
-    if setup.run.shared is None:
-        stored = open_study(setup.run.files, objectives=len(scorers))
-    else:
-        stored = open_shared(setup.run.shared, setup.run.spec, setup.run.files)
-    setup = replace(setup, space=setup.space.without(unknown_knobs(setup.run.files, stored)))
-    run, space, scorer = setup.run, setup.space, scorers[0]
-    history = _history(setup, stored, first)
-    _lengthen(run, history, before)
-    launches = setup.launches()
-    if history.was_only_disturbed:
-        run.budget.begin_again()
-    rate_within, required = scorer.facts.rate_within, run.required
-    by_rate = rate_within is not None
-    study = _study(setup, history, launches, scorers)
-    study.recover()
-    # The database lacks the probes, which ran before it existed, and results whose rows a kill kept from being written.
-    launches.running.tables.rebuild()
 
-    def context(searched_s: float) -> ProofContext:
+    def __init__(
+        self, setup: Setup, scorers: Sequence[Scorer], first: Sequence[Config], before: Outcome | None
+    ) -> None:
+        run, spec = setup.run, setup.run.spec
+        if run.shared is None:
+            stored = open_study(run.files, objectives=len(scorers))
+        else:
+            stored = open_shared(run.shared, spec, run.files)
+        self._setup = setup = replace(setup, space=setup.space.without(unknown_knobs(run.files, stored)))
+        self._run, self._space, self._scorer, self._before = run, setup.space, scorers[0], before
+        self._history = history = History(run.files, setup.space, study=stored)
+        history.bind(setup.fingerprint)
+        adopt_folders(run.files, history, setup.space, setup.fingerprint)
+        adopt_heats(run.files, history)
+        if not history.has_plan:
+            first = first or winners_elsewhere(run.files, spec, setup.space, run.env.observer.says)
+            history.plan(first, setup.capacity_bytes)
+        self._lengthen()
+        self._launches = setup.launches()
+        if history.was_only_disturbed:
+            run.budget.begin_again()
+        self._rate_within = scorers[0].facts.rate_within
+        self._study = StudyLoop(
+            setup.space,
+            history,
+            self._launches,
+            scorers[0],
+            run.env.observer,
+            further=scorers[1:],
+            # Autotune's own sampler has one objective.
+            sampler="tpe" if spec.sampler == "auto" and len(scorers) > 1 else spec.sampler,
+            seed=spec.seed,
+            trials=spec.trials,
+            # Pruning compares rates, which decide no other objective.
+            prune=len(scorers) == 1 and self._rate_within is not None,
+            stop=run.env.stop,
+            capacity_bytes=history.capacity_bytes,
+            required=run.required,
+            rate_within=self._rate_within or 0.0,
+            first=history.planned,
+            # All ranks would have to be switched at the same step.
+            heats=setup.conditions.ranks == 1,
+        )
+        self._study.recover()
+        # The database lacks the probes, which ran before it existed, and results whose rows a kill kept from being
+        # written.
+        self._launches.running.tables.rebuild()
+        self._entered: Contest | None = None
+
+    def _lengthen(self) -> None:
+        """Let a study continue with the budget that it has now."""
+        files, spec, before = self._run.files, self._run.spec, self._before
+        if read_request(files).budget_s != spec.budget_s:
+            begun = files.request.stat()
+            write_request(files, spec)
+            # When the study began is told by it.
+            os.utime(files.request, ns=(begun.st_atime_ns, begun.st_mtime_ns))
+        if before is not None:
+            if not _has_more_to_prove(before):
+                self._history.reopen()
+            if not files.checks.is_dir():
+                # The weights with which its checks began are gone.
+                for launch in files.launches.glob("check-*"):
+                    shutil.rmtree(launch, ignore_errors=True)
+            files.outcome.unlink(missing_ok=True)
+
+    def result(self) -> SearchResult:
+        """Search, prove the result, and write the profile and the outcome.
+
+        Raises:
+            MachineError: nothing but the baseline could be measured, because the machine was busy. The study can be
+                resumed with its whole budget.
+            NoVerdictError: the same, because there was no time. The study can be resumed with more.
+            AutotuneError: see `autotune.base.errors`. Measurements made until then are in the study's folder.
+        """
+        setup, files, history, noise = self._setup, self._run.files, self._history, lambda: self._study.noise
+        try:
+            stopped = self._searched()
+            contest = self._contest
+            proof = without_refuted(contest, prove(contest, noise()), history.trials, history.heats, noise())
+            lost = key(proof.best.config) == key(self._space.baseline) and not proof.unproven
+            if proof.baseline_unmet is not None and lost:
+                raise self._nothing_fits(proof.dropped)
+            conclusion = self._conclusion(proof)
+            if conclusion.finding is Finding.OPEN:
+                proof, evidence = with_likely(contest, proof, history.trials, history.heats, noise())
+                if evidence is None:
+                    conclusion = self._conclusion(proof)
+                else:
+                    conclusion = replace(conclusion, finding=Finding.LIKELY, evidence=evidence)
+        except InterruptedSearch as interrupted:
+            # What was proven before is kept, and a failure to write must not hide that the search was interrupted.
+            if self._before is None or _has_more_to_prove(self._before):
+                with contextlib.suppress(AutotuneError):
+                    interrupted.so_far = self._left_in_hand()
+            raise
+        course = Course(self._study, contest, stopped)
+        outcome = outcome_of(setup, proof, course, conclusion)
+        profile = None
+        if outcome.profile is not None:
+            profile = profile_of(setup, outcome, course)
+            write_profile(profile, files.profile)
+        else:
+            # The profile may have been left by an interrupted search (see `_left_in_hand`).
+            files.profile.unlink(missing_ok=True)
+            write_profile(profile_of(setup, outcome, course), files.usual)
+        # The outcome marks the study as finished, so it is written last.
+        write_atomic(files.outcome, outcome.model_dump_json(indent=1))
+        self._run.budget.save()
+        # A study that can continue needs the saved weights and the compiled code.
+        for scratch in (files.checks, files.caches) if outcome.again is None else ():
+            shutil.rmtree(scratch, ignore_errors=True)
+        return SearchResult(files, outcome, profile)
+
+    def _conclusion(self, proof: Proof) -> Conclusion:
+        by_rate = self._rate_within is not None
+        return conclude(self._space, self._history.trials, self._history.heats, proof, by_rate=by_rate)
+
+    def _left_in_hand(self) -> str | None:
+        """Write the profile of what is likely to be faster when a search is interrupted; return a sentence about it and
+        its file, or ``None`` if nothing is likely."""
+        history, study, path = self._history, self._study, self._run.files.profile
+        if study.baseline is None:
+            return None
+        contest = self._contest
+        first = contest.race.compared().standing(contest.race.baseline)
+        nothing = Proof(first, first, first, finalists=(first,))
+        stopped = "the search was interrupted"
+        proof, evidence = with_likely(contest, nothing, history.trials, history.heats, study.noise, ended=stopped)
+        if evidence is None:
+            return None
+        course = Course(study, contest, stopped)
+        outcome = outcome_of(self._setup, proof, course, Conclusion(Finding.LIKELY, stopped, evidence=evidence))
+        write_profile(profile_of(self._setup, outcome, course), path)
+        return f"{headline_of(outcome)} Its profile: {path}"
+
+    def _context(self, searched_s: float) -> ProofContext:
+        run, setup, launches, history = self._run, self._setup, self._launches, self._history
         return ProofContext(
-            space,
+            self._space,
             launches,
-            scorer,
+            self._scorer,
             run.env.observer,
             run.env.stop,
-            by_rate=by_rate,
-            rate_within=rate_within or 0.0,
-            required=required,
+            by_rate=self._rate_within is not None,
+            rate_within=self._rate_within or 0.0,
+            required=run.required,
             compiled_s=cold_compiles(history.trials, [h.heat for h in history.heats]),
             searched_s=searched_s,
             cores=max(1, setup.host.cores // setup.conditions.ranks),
@@ -367,229 +476,93 @@ def _search_and_prove(
             evict=lambda: run.away is None and evicted(launches.conditions.data, run.env.clock),
         )
 
-    contests: list[Contest] = []
-    try:
-        stopped = _searched(run, space, study, context, contests)
-        contest = contests[-1]
-        proof = prove(contest, study.noise)
-        proof = without_refuted(contest, proof, history.trials, history.heats, study.noise)
-        lost = key(proof.best.config) == key(space.baseline) and not proof.unproven
-        if proof.baseline_unmet is not None and lost:
-            raise _nothing_fits(required, history.trials, space.baseline, proof.dropped)
-        conclusion = conclude(space, history.trials, history.heats, proof, by_rate=by_rate)
-        if conclusion.finding is Finding.OPEN:
-            proof, evidence = with_likely(contest, proof, history.trials, history.heats, study.noise)
-            if evidence is None:
-                conclusion = conclude(space, history.trials, history.heats, proof, by_rate=by_rate)
-            else:
-                conclusion = replace(conclusion, finding=Finding.LIKELY, evidence=evidence)
-    except InterruptedSearch as interrupted:
-        # What was proven before is kept, and a failure to write must not hide that the search was interrupted.
-        if before is None or _has_more_to_prove(before):
-            with contextlib.suppress(AutotuneError):
-                interrupted.so_far = _left_in_hand(setup, study, contests, context)
-        raise
-    course = Course(study, contest, stopped)
-    outcome = outcome_of(setup, proof, course, conclusion)
-    profile = None
-    if outcome.profile is not None:
-        profile = profile_of(setup, outcome, course)
-        write_profile(profile, run.files.profile)
-    else:
-        # The profile may have been left by an interrupted search (see `_left_in_hand`).
-        run.files.profile.unlink(missing_ok=True)
-        write_profile(profile_of(setup, outcome, course), run.files.usual)
-    # The outcome marks the study as finished, so it is written last.
-    write_atomic(run.files.outcome, outcome.model_dump_json(indent=1))
-    run.budget.save()
-    # A study that can continue needs the saved weights and the compiled code.
-    for scratch in (run.files.checks, run.files.caches) if outcome.again is None else ():
-        shutil.rmtree(scratch, ignore_errors=True)
-    return SearchResult(run.files, outcome, profile)
+    @property
+    def _contest(self) -> Contest:
+        """The contest of a search that has measured its baseline."""
+        if self._entered is None:
+            assert self._study.baseline is not None
+            self._entered = Contest(self._context(0.0), self._study.baseline)
+        return self._entered
 
+    def _race(self, entered: Sequence[Trial], searched_s: float, newest: int | None = None) -> None:
+        study, last = self._study, self._history.newest if newest is None else newest
+        as_round = study.counts_as_round(entered, newest)
+        self._contest.race_finalists(self._context(searched_s), entered, last, as_round=as_round)
 
-def _left_in_hand(
-    setup: Setup, study: StudyLoop, contests: Sequence[Contest], context: Callable[[float], ProofContext]
-) -> str | None:
-    """Write the profile of what is likely to be faster when a search is interrupted; return a sentence about it and its
-    file, or ``None`` if nothing is likely."""
-    history, baseline = study.history, study.baseline
-    if baseline is None:
-        return None
-    contest = contests[-1] if contests else Contest(context(0.0), baseline)
-    first = contest.race.compared().standing(contest.race.baseline)
-    nothing = Proof(first, first, first, finalists=(first,))
-    stopped = "the search was interrupted"
-    proof, evidence = with_likely(contest, nothing, history.trials, history.heats, study.noise, ended=stopped)
-    if evidence is None:
-        return None
-    course = Course(study, contest, stopped)
-    outcome = outcome_of(setup, proof, course, Conclusion(Finding.LIKELY, stopped, evidence=evidence))
-    write_profile(profile_of(setup, outcome, course), setup.run.files.profile)
-    return f"{headline_of(outcome)} Its profile: {setup.run.files.profile}"
+    def _searched(self) -> str:
+        """Search until something has won a contest, or no time is left; return why the search ended."""
+        run, study, history = self._run, self._study, self._history
+        if history.contests and study.baseline is not None:
+            # The contest as an earlier run left it. Its launches have already been made, so this takes no time.
+            trials = {trial.number: trial for trial in history.trials}
+            for past in history.contests:
+                self._race([trials[number] for number in past.trials], past.searched_s, past.newest)
+            study.rule_out(self._contest.wrong, self._contest.loading_otherwise)
+        while True:
+            stopped = study.run((lambda trial: self._contest.check_early(trial)) if run.subject.words else None)
+            run.env.observer.says(stopped)
+            if study.baseline is None:
+                history.reopen()
+                raise self._no_baseline(stopped)
+            try:
+                raise_if_nothing_compared(
+                    self._space, history.trials, history.heats, stopped, trials_asked=run.spec.trials
+                )
+            except MachineError:
+                history.reopen()
+                run.budget.begin_again()
+                raise
+            except NoVerdictError as error:
+                history.reopen()
+                error.advice = self._go_on_with(study.baseline.result.alone_s)
+                raise
+            measurements = [m for t in history.trials if (m := t.result.measurement) is not None]
+            if run.required and not any(run.required.met_by([m]) for m in measurements):
+                raise self._nothing_fits({})
+            searched_s, contest = history.ended_at_s, self._contest
+            entered = contest.choose(study.ranked, study.noise)
+            self._race(entered, searched_s)
+            if not contest.is_lost:
+                return stopped
+            study.rule_out(contest.wrong, contest.loading_otherwise)
+            if not study.go_on(entered, searched_s):
+                return stopped
+            run.env.observer.says("no finalist was shown to be faster, so the search goes on")
 
+    def _nothing_fits(self, dropped: Mapping[int, str]) -> InfeasibleError:
+        required = self._run.required
+        measured = [(t, m) for t in self._history.trials if (m := t.result.measurement) is not None]
+        trial, nearest = min(measured, key=lambda pair: required.excess([pair[1]]))
+        title = f"trial {trial.number}, {describe(trial.config, self._space.baseline)}"
+        reason = unmet_text(required, [nearest]) or dropped.get(trial.number, "it is out")
+        if required.met_by([nearest]):
+            return InfeasibleError(f"nothing that meets {required} is left", advice=f"{title}: {reason}.")
+        return InfeasibleError(
+            f"none of {count(len(measured), 'configuration')} that were measured meets {required}",
+            advice=f"the nearest is {title}: {reason}. Search longer, require less, or widen the space with --set.",
+        )
 
-def _searched(
-    run: Run, space: Space, study: StudyLoop, context: Callable[[float], ProofContext], contests: list[Contest]
-) -> str:
-    """Search until something has won a contest, or no time is left; return why the search ended.
+    def _no_baseline(self, stopped: str) -> AutotuneError:
+        """Return the error for a search that ends before its baseline is measured."""
+        results, message = [t.result for t in self._history.trials], f"{stopped} before the baseline was measured"
+        disturbed = next((r for r in reversed(results) if r.transient and r.cause), None)
+        if disturbed is not None:
+            return MachineError(f"{message}: {disturbed.cause}", advice=disturbed.advice)
+        _, probe = read_launch(self._run.files.launch("probe-1"))
+        launch_s = max((result.alone_s for result in (probe, *results) if result is not None), default=0.0)
+        return NoVerdictError(message, advice=self._go_on_with(launch_s))
 
-    Args:
-        contests: receives the contest as soon as there is one.
-
-    Raises:
-        AutotuneError: as `_search_and_prove`.
-    """
-    history, contest = study.history, _contest_so_far(study, context)
-    contests += [] if contest is None else [contest]
-
-    def check(trial: Trial) -> list[Config]:
-        if not contests and study.baseline is not None:
-            contests.append(Contest(context(0.0), study.baseline))
-        return contests[-1].check_early(trial)
-
-    while True:
-        stopped = study.run(check if run.subject.words else None)
-        run.env.observer.says(stopped)
-        baseline = study.baseline
-        if baseline is None:
-            history.reopen()
-            raise _no_baseline(run, stopped, history.trials)
-        try:
-            raise_if_nothing_compared(space, history.trials, history.heats, stopped, trials_asked=run.spec.trials)
-        except MachineError:
-            history.reopen()
-            run.budget.begin_again()
-            raise
-        except NoVerdictError as error:
-            history.reopen()
-            more_s = (VERDICT_LAUNCHES + 1) * baseline.result.alone_s - run.budget.left_s
-            error.advice = f"go on with: {resume_command(study_argument(run.files), more_s)}"
-            raise
-        measurements = [m for t in history.trials if (m := t.result.measurement) is not None]
-        if run.required and not any(run.required.met_by([m]) for m in measurements):
-            raise _nothing_fits(run.required, history.trials, space.baseline, {})
-        searched_s = history.ended_at_s
-        contest = contests[-1] if contests else Contest(context(searched_s), baseline)
-        contests[:] = [contest]
-        entered = contest.choose(study.ranked, study.noise)
-        contest.race_finalists(context(searched_s), entered, history.newest, as_round=study.counts_as_round(entered))
-        if not contest.is_lost:
-            return stopped
-        study.rule_out(contest.wrong, contest.loading_otherwise)
-        if not study.go_on(entered, searched_s):
-            return stopped
-        run.env.observer.says("no finalist was shown to be faster, so the search goes on")
-
-
-def _lengthen(run: Run, history: History, before: Outcome | None) -> None:
-    """Let a study continue with the budget that it has now.
-
-    Args:
-        before: its outcome so far, if it gets more time.
-    """
-    if read_request(run.files).budget_s != run.spec.budget_s:
-        begun = run.files.request.stat()
-        write_request(run.files, run.spec)
-        # When the study began is told by it.
-        os.utime(run.files.request, ns=(begun.st_atime_ns, begun.st_mtime_ns))
-    if before is not None:
-        if not _has_more_to_prove(before):
-            history.reopen()
-        if not run.files.checks.is_dir():
-            # The weights with which its checks began are gone.
-            for launch in run.files.launches.glob("check-*"):
-                shutil.rmtree(launch, ignore_errors=True)
-        run.files.outcome.unlink(missing_ok=True)
+    def _go_on_with(self, launch_s: float) -> str:
+        """Return the advice to go on, for a verdict with launches of about this many seconds."""
+        more_s = (VERDICT_LAUNCHES + 1) * launch_s - self._run.budget.left_s
+        return f"go on with: {resume_command(study_argument(self._run.files), more_s)}"
 
 
 def _has_more_to_prove(outcome: Outcome) -> bool:
     """Return whether something may be faster but is not proven to be."""
     others = [s for s in outcome.finalists if s.trial != outcome.baseline.trial and s.trial not in outcome.dropped]
-    open_ = outcome.found is Finding.OPEN and any(s.speedup_ci95[1] > MAY_BE_FASTER for s in others)
-    in_doubt = outcome.found is Finding.OPEN and any(check.differs for check in outcome.checks)
-    return outcome.found is Finding.LIKELY or open_ or in_doubt
-
-
-def _nothing_fits(
-    required: Requirements, trials: Sequence[Trial], baseline: Config, dropped: Mapping[int, str]
-) -> InfeasibleError:
-    measured = [(t, m) for t in trials if (m := t.result.measurement) is not None]
-    trial, nearest = min(measured, key=lambda pair: required.excess([pair[1]]))
-    title = f"trial {trial.number}, {describe(trial.config, baseline)}"
-    reason = unmet_text(required, [nearest]) or dropped.get(trial.number, "it is out")
-    if required.met_by([nearest]):
-        return InfeasibleError(f"nothing that meets {required} is left", advice=f"{title}: {reason}.")
-    return InfeasibleError(
-        f"none of {count(len(measured), 'configuration')} that were measured meets {required}",
-        advice=f"the nearest is {title}: {reason}. Search longer, require less, or widen the space with --set.",
-    )
-
-
-def _contest_so_far(study: StudyLoop, context: Callable[[float], ProofContext]) -> Contest | None:
-    """Return the contest as an earlier run of the study left it; ``None`` if the search was not continued after a
-    contest. Its launches have already been made, so this takes no time."""
-    history = study.history
-    if not history.contests or study.baseline is None:
-        return None
-    contest = Contest(context(0.0), study.baseline)
-    trials = {trial.number: trial for trial in history.trials}
-    for past in history.contests:
-        entered = [trials[number] for number in past.trials]
-        contest.race_finalists(
-            context(past.searched_s), entered, past.newest, as_round=study.counts_as_round(entered, past.newest)
-        )
-    study.rule_out(contest.wrong, contest.loading_otherwise)
-    return contest
-
-
-def _history(setup: Setup, stored: optuna.Study, first: Sequence[Config]) -> History:
-    """Return the study's history, bound to this machine and with the first trials planned."""
-    run = setup.run
-    history = History(run.files, setup.space, study=stored)
-    history.bind(setup.fingerprint)
-    adopt_folders(run.files, history, setup.space, setup.fingerprint)
-    adopt_heats(run.files, history)
-    if not history.has_plan:
-        first = first or winners_elsewhere(run.files, run.spec, setup.space, run.env.observer.says)
-        history.plan(first, setup.capacity_bytes)
-    return history
-
-
-def _study(setup: Setup, history: History, launches: Launches, scorers: Sequence[Scorer]) -> StudyLoop:
-    run, spec = setup.run, setup.run.spec
-    return StudyLoop(
-        setup.space,
-        history,
-        launches,
-        scorers[0],
-        run.env.observer,
-        further=scorers[1:],
-        # Autotune's own sampler has one objective.
-        sampler="tpe" if spec.sampler == "auto" and len(scorers) > 1 else spec.sampler,
-        seed=spec.seed,
-        trials=spec.trials,
-        # Pruning compares rates, which decide no other objective.
-        prune=len(scorers) == 1 and scorers[0].facts.rate_within is not None,
-        stop=run.env.stop,
-        capacity_bytes=history.capacity_bytes,
-        required=run.required,
-        rate_within=scorers[0].facts.rate_within or 0.0,
-        first=history.planned,
-        # All ranks would have to be switched at the same step.
-        heats=setup.conditions.ranks == 1,
-    )
-
-
-def _no_baseline(run: Run, stopped: str, trials: Sequence[Trial]) -> AutotuneError:
-    """Return the error for a search that ends before its baseline is measured."""
-    disturbed = next((t.result for t in reversed(trials) if t.result.transient and t.result.cause), None)
-    if disturbed is not None:
-        return MachineError(f"{stopped} before the baseline was measured: {disturbed.cause}", advice=disturbed.advice)
-    _, probe = read_launch(run.files.launch("probe-1"))
-    launch_s = max((result.alone_s for result in (probe, *(t.result for t in trials)) if result is not None), default=0)
-    command = resume_command(study_argument(run.files), (VERDICT_LAUNCHES + 1) * launch_s - run.budget.left_s)
-    return NoVerdictError(f"{stopped} before the baseline was measured", advice=f"go on with: {command}")
+    is_open = any(s.speedup_ci95[1] > MAY_BE_FASTER for s in others) or any(c.differs for c in outcome.checks)
+    return outcome.found is Finding.LIKELY or (outcome.found is Finding.OPEN and is_open)
 
 
 # What a search would do, without measuring anything.
