@@ -332,18 +332,7 @@ def outcome_of(setup: Setup, proof: Proof, course: Course, conclusion: Conclusio
         allow_busy=spec.allow_busy,
         ranks=setup.conditions.ranks,
         ledger=seconds_by_purpose(files, elapsed_s),
-        baseline=proof.baseline,
-        best=proof.best,
-        best_same_batch=proof.best_same_batch,
-        finalists=proof.finalists,
-        baseline_unmet=proof.baseline_unmet,
-        tie=proof.tie,
-        dropped=proof.dropped,
-        bottlenecks=proof.bottlenecks,
-        checks=proof.checks,
-        hold=proof.hold,
-        ablation=proof.ablation,
-        data=proof.data,
+        **{name: value for name, value in vars(proof).items() if name in Outcome.model_fields},
     )
 
 

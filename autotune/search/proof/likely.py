@@ -104,9 +104,6 @@ def with_likely(
     Args:
         trials, heats: those of the search. noise: noise of one launch, as observed by the search.
         ended: why nothing more may be launched, as a clause; ``None`` if something may be.
-
-    Raises:
-        InterruptedSearch: the user interrupted a check.
     """
     context = contest.race.context
     if not context.by_rate or context.rate_within or proof.baseline_unmet is not None:

@@ -16,7 +16,6 @@ from autotune.base.records import (
     Standing,
     TrainVerdict,
     Trial,
-    Value,
 )
 from autotune.knobs import KNOBS
 from autotune.search.proof.ceilings import (
@@ -84,7 +83,8 @@ def winner_among(context: ProofContext, compared: Comparison, group: Sequence[En
     if not context.by_rate:
         best = compared.leader(proven or [compared.baseline])
         return best, best
-    unbeaten = _unbeaten(compared, proven)
+    # An entrant that dropped out after few rounds has an imprecise ratio to the baseline; others have beaten it.
+    unbeaten = [e for e in proven if all(compared.ratio(rival, e)[1] <= 1 for rival in proven)] or proven
     leader = compared.leader(unbeaten or group)
     winner = compared.baseline
     if unbeaten:
@@ -98,14 +98,6 @@ def still_wins(context: ProofContext, compared: Comparison, one: Entrant) -> boo
     if one.out is not None or compared.unmet(one) is not None:
         return False
     return context.rate_within > 0 or compared.beats_baseline(one, compared.rivals(one))
-
-
-def _unbeaten(compared: Comparison, shown: list[Entrant]) -> list[Entrant]:
-    """Return the entrants that no other is shown to beat.
-
-    An entrant that dropped out after few rounds has an imprecise ratio to the baseline; others have beaten it.
-    """
-    return [e for e in shown if all(compared.ratio(rival, e)[1] <= 1 for rival in shown)] or shown
 
 
 def tie_between(compared: Comparison, leader: Entrant, winner: Entrant) -> str | None:
@@ -168,17 +160,13 @@ def _simpler(race: Race, winner: Entrant, names: Sequence[str]) -> Entrant | Non
     # What the user has pinned stays as it is, and the baseline is already in the race.
     if key(config) in (key(winner.config), key(space.baseline)) or space.refusal(config) is not None:
         return None
-    simpler = _entrant(race, winner, config)
+    # The ablation may have launched it.
+    variants = [candidate for candidate in race.entrants if candidate.label]
+    simpler = next((candidate for candidate in variants if key(candidate.config) == key(config)), None)
+    if simpler is None:
+        label = f"simplified {len(variants)}"
+        simpler = Entrant(config, winner.trial, expected_s=winner.expected_s, label=label)
     return simpler if _as_good(race, winner, simpler) else None
-
-
-def _entrant(race: Race, winner: Entrant, config: dict[str, Value]) -> Entrant:
-    """Return the ablation's own entrant with this configuration, or a new one."""
-    for candidate in race.entrants:
-        if candidate.label and key(candidate.config) == key(config):
-            return candidate
-    count = sum(1 for candidate in race.entrants if candidate.label)
-    return Entrant(config, winner.trial, expected_s=winner.expected_s, label=f"simplified {count}")
 
 
 def _as_good(race: Race, winner: Entrant, simpler: Entrant) -> bool:
@@ -281,11 +269,7 @@ class Contest:
 
     def check_early(self, trial: Trial) -> list[Config]:
         """Check how a trial of a script trains while the search goes on, if that takes little of the time left; return
-        its configuration if it trains wrongly, else nothing.
-
-        Raises:
-            InterruptedSearch: the user interrupted it.
-        """
+        its configuration if it trains wrongly, else nothing."""
         context, baseline, one = self.race.context, self.race.baseline, entrant(trial)
         share_s = EARLY_SHARE * context.launches.budget.left_s
         if not context.sees_inside or need_s(context, baseline, [one], runs=1) > share_s:
@@ -298,12 +282,8 @@ class Contest:
         return [one.config]
 
     def choose(self, complete: Sequence[Trial], noise: stats.LaunchNoise) -> list[Trial]:
-        """Return the trials to enter next.
-
-        Args:
-            complete: complete trials, most promising first.
-            noise: noise of one launch, as observed by the search.
-        """
+        """Return the trials to enter next, of the complete ones, most promising first, and with the noise of the
+        search's launches."""
         race, baseline, required = self.race, self.race.baseline, self.race.context.required
         entered = {one.trial.number for one in race.entrants}
         new = [t for t in complete if t.number not in entered and required.allow(t)]
@@ -337,9 +317,6 @@ class Contest:
         Args:
             context: the conditions from now on. newest: number of the search's last trial. as_round: the search's
                 own launches are one (see `StudyLoop.counts_as_round`).
-
-        Raises:
-            InterruptedSearch: the user interrupted it.
         """
         limit_s, race = context.budget_s, self.race
         race.context, self._newest = context, newest
@@ -534,14 +511,7 @@ class Contest:
 
 
 def prove(contest: Contest, noise: stats.LaunchNoise) -> Proof:
-    """Prove a winner; if nothing is shown to be better, the baseline wins.
-
-    Args:
-        noise: noise of one launch, as observed by the search.
-
-    Raises:
-        InterruptedSearch: the user interrupted the proof.
-    """
+    """Prove a winner; if nothing is shown to be better, the baseline wins. The noise is that of the search's launches."""
     race, checks, others = contest.race, contest.checks, contest.finalists
     context, first = race.context, race.baseline
     launches, limit_s = context.launches, context.budget_s
@@ -679,14 +649,7 @@ def race_winner(
     context: ProofContext, complete: Sequence[Trial], baseline: Trial, noise: stats.LaunchNoise
 ) -> tuple[Race, Entrant]:
     """Run only the race, with all that is left of the budget; return the race and its winner. Used for replays, which
-    cannot run the other checks.
-
-    Args:
-        complete, noise: see `Contest.choose`.
-
-    Raises:
-        InterruptedSearch: the user interrupted the race.
-    """
+    cannot run the other checks. For ``complete`` and ``noise`` see `Contest.choose`."""
     race = Race(context, [entrant(baseline), *(entrant(t) for t in finalists(context.space, complete, noise))])
     budget = context.launches.budget
     race.run(max(RACE_SHARE * context.budget_s, budget.left_s + race.earlier_s))
