@@ -1,7 +1,7 @@
 """Proves the winner by new launches: every step between the end of the search and the profile.
 
-`winner` runs the steps in order; each raises `InterruptedSearch` if a signal asks the search to end. Within each module,
-judging is kept apart from launching.
+`winner` runs the steps in order; each raises `InterruptedSearch` if a signal asks the search to end. Within each
+module, judging is kept apart from launching.
 
 | question | launched by | judged by |
 |---|---|---|

@@ -139,22 +139,23 @@ def set_back_useless(
     gains = {p.knob: p.gain for p in parts if p.gain is not None and p.gain[1] <= 1 and p.gain[0] <= 1 + target}
     useless = sorted(gains, key=lambda name: gains[name][0])
     for name in [name for name in useless[:1] if gains[name][2] < 1]:
-        faster = _simpler(race, winner, [name])
-        if faster is not None and passes(faster):
+        faster = _simpler(race, winner, [name], passes)
+        if faster is not None:
             winner = faster
             useless.remove(name)
-    simplest = _simpler(race, winner, useless)
-    if simplest is not None and passes(simplest):
+    simplest = _simpler(race, winner, useless, passes)
+    if simplest is not None:
         return simplest
     for name in useless if len(useless) > 1 else []:
-        simpler = _simpler(race, winner, [name])
-        if simpler is not None and passes(simpler):
-            winner = simpler
+        winner = _simpler(race, winner, [name], passes) or winner
     return winner
 
 
-def _simpler(race: Race, winner: Entrant, names: Sequence[str]) -> Entrant | None:
-    """Return the winner with some knobs set back if it is as good; ``None`` if not, or if nothing can be set back."""
+def _simpler(
+    race: Race, winner: Entrant, names: Sequence[str], passes: Callable[[Entrant], bool]
+) -> Entrant | None:
+    """Return the winner with some knobs set back, if the race shows it to be better than the baseline and does not show
+    it to be worse than the winner; ``None`` if not, or if nothing can be set back."""
     space = race.context.space
     config = set_back(space, winner.config, [n for n in names if n in winner.config])
     # What the user has pinned stays as it is, and the baseline is already in the race.
@@ -166,28 +167,20 @@ def _simpler(race: Race, winner: Entrant, names: Sequence[str]) -> Entrant | Non
     if simpler is None:
         label = f"simplified {len(variants)}"
         simpler = Entrant(config, winner.trial, expected_s=winner.expected_s, label=label)
-    return simpler if _as_good(race, winner, simpler) else None
-
-
-def _as_good(race: Race, winner: Entrant, simpler: Entrant) -> bool:
-    """Race a simpler configuration against the winner and the baseline; return whether the race shows it to be better
-    than the baseline, and does not show it to be worse than the winner."""
     race.purpose = TAKEOVER
     if not takeover_fits(race, winner, simpler):
-        return False
+        return None
     if simpler not in race.entrants:
         race.entrants.append(simpler)
     for racing in takeover_rounds(race, winner, simpler):
         race.round(racing)
     compared = race.compared()
-    if simpler.out is not None or not compared.in_turns(simpler, winner):
-        return False
-    if compared.unmet(simpler) is not None or not still_wins(race.context, compared, simpler):
-        return False
+    if not compared.in_turns(simpler, winner) or not still_wins(race.context, compared, simpler):
+        return None
     if race.context.rate_within and compared.score(simpler) < compared.score(winner):
-        return False
+        return None
     ratio, low, _ = compared.ratio(winner, simpler)
-    return low <= 1 and ratio <= 1 + TARGETS[race.context.device]
+    return simpler if low <= 1 and ratio <= 1 + TARGETS[race.context.device] and passes(simpler) else None
 
 
 # The proof of a winner, or that there is none: the order of the checks, and the share of the budget for each.
@@ -276,10 +269,13 @@ class Contest:
             return []
         # What is open is checked again by the proof, which has more time.
         self.checks[:0] = [v for v in check_training(context, baseline, [one], share_s) if v.passed is not None]
-        if not any(verdict.passed is False and covers(verdict, one) for verdict in self.checks):
+        if not self._is_wrong(one):
             return []
         self._wrong_early.append(one)
         return [one.config]
+
+    def _is_wrong(self, one: Entrant) -> bool:
+        return any(verdict.passed is False and covers(verdict, one) for verdict in self.checks)
 
     def choose(self, complete: Sequence[Trial], noise: stats.LaunchNoise) -> list[Trial]:
         """Return the trials to enter next, of the complete ones, most promising first, and with the noise of the
@@ -441,7 +437,7 @@ class Contest:
         refusal = self.refusal(one)
         if one.out is None and refusal is not None:
             one.out = refusal
-            if not any(verdict.passed is False and covers(verdict, one) for verdict in self.checks):
+            if not self._is_wrong(one):
                 self._doubted.append(one)
                 self.race.context.observer.says(f"{one.title} is out: {refusal}")
         return one.out is None
@@ -505,13 +501,12 @@ class Contest:
     @property
     def wrong(self) -> list[Config]:
         """Configurations that do not train like eager fp32."""
-        failed = [verdict for verdict in self.checks if verdict.passed is False]
-        finalists = [one for one in self.finalists if any(covers(v, one) for v in failed)]
-        return [*(verdict.config for verdict in failed), *(one.config for one in finalists)]
+        failed = [verdict.config for verdict in self.checks if verdict.passed is False]
+        return [*failed, *(one.config for one in self.finalists if self._is_wrong(one))]
 
 
 def prove(contest: Contest, noise: stats.LaunchNoise) -> Proof:
-    """Prove a winner; if nothing is shown to be better, the baseline wins. The noise is that of the search's launches."""
+    """Prove a winner, given the noise of the search's launches; the baseline wins if nothing is shown to be better."""
     race, checks, others = contest.race, contest.checks, contest.finalists
     context, first = race.context, race.baseline
     launches, limit_s = context.launches, context.budget_s

@@ -429,26 +429,26 @@ def trial_rows(trials: Sequence[Trial]) -> list[dict[str, Any]]:
     """Return trials as rows that all have the same keys, those that `Study.trials` describes."""
     used = dict.fromkeys(name for trial in trials for name in trial.config)
     knobs = [*(name for name in KNOBS if name in used), *(name for name in used if name not in KNOBS)]
-    return [_row(trial, knobs) for trial in trials]
-
-
-def _row(trial: Trial, knobs: Sequence[str]) -> dict[str, Any]:
-    result, measurement = trial.result, trial.result.measurement
-    low, high = (None, None) if measurement is None else measurement.ci95_per_s
-    return {
-        "number": trial.number,
-        "status": result.status.value,
-        **{name: trial.config.get(name) for name in knobs},
-        "samples_per_second": trial.rate_per_s,
-        "ci95_low": low,
-        "ci95_high": high,
-        "score": trial.score,
-        "peak_memory_bytes": measurement.peak_bytes if measurement else result.peak_bytes,
-        "seconds": result.wall_s,
-        "phase": result.phase.value if result.phase else None,
-        "cause": result.cause,
-        "repeats": trial.repeats,
-    }
+    rows = []
+    for trial in trials:
+        result, measurement = trial.result, trial.result.measurement
+        low, high = (None, None) if measurement is None else measurement.ci95_per_s
+        row = {
+            "number": trial.number,
+            "status": result.status.value,
+            **{name: trial.config.get(name) for name in knobs},
+            "samples_per_second": trial.rate_per_s,
+            "ci95_low": low,
+            "ci95_high": high,
+            "score": trial.score,
+            "peak_memory_bytes": measurement.peak_bytes if measurement else result.peak_bytes,
+            "seconds": result.wall_s,
+            "phase": result.phase.value if result.phase else None,
+            "cause": result.cause,
+            "repeats": trial.repeats,
+        }
+        rows.append(row)
+    return rows
 
 
 # Progress of a search in a notebook: the terminal's panel as HTML, in one output that is updated in place.
