@@ -47,7 +47,7 @@ from autotune.knobs import spell
 from autotune.launcher import ProcessLauncher
 from autotune.machine.host import read_host
 from autotune.search import Environment
-from autotune.search.replay import PARTS, Heading, Row, Surface, read_surface, row_of
+from autotune.search.replay import PARTS, Heading, Row, Surface, read_surface
 from autotune.search.request import check_request
 from autotune.search.setup import run_of, set_up
 from autotune.space import Space, canonical, device_part, key, loader_part
@@ -56,6 +56,7 @@ from autotune.study.history import run_heat
 from autotune.study.launches import BUSY_FRACTION, LaunchConditions
 from benchmarks.designs import DESIGNS, Design, heats
 from benchmarks.launching import WORKLOADS, run
+from benchmarks.rows import row_of
 from benchmarks.tables import machine
 
 REPEATS = 2

@@ -22,11 +22,12 @@ from autotune.base.records import (
     TrialStatus,
     Value,
 )
-from autotune.search.replay import Row, Surface, read_surface, row_of
+from autotune.search.replay import Row, Surface, read_surface
 from autotune.search.replay.run import ReplayLauncher, narrowed, replay
 from autotune.space import canonical, device_part, key
 from autotune.workload.catalog import find_objective
 from autotune.workload.scoring import Scorer
+from benchmarks.rows import row_of
 from tests.support import make_spec, surfaces, write_surface
 
 BASELINE: dict[str, Value] = {
