@@ -6,7 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+
+import optuna
 
 from autotune.base.clock import timestamp
 from autotune.base.errors import MachineError, NoVerdictError
@@ -288,6 +289,10 @@ def outcome_of(setup: Setup, proof: Proof, course: Course, conclusion: Conclusio
     unproven = open_ or conclusion.finding is Finding.LIKELY
     # More time does not yield more trials than were requested.
     others = [s for s in proof.finalists if s.trial != proof.baseline.trial and s.trial not in proof.dropped]
+    # Known to train as the baseline does. Those of a script are checked only if they are ahead.
+    passed = {number for verdict in proof.checks if verdict.passed for number in verdict.trials}
+    own_maths = maths_part(proof.baseline.config)
+    trusted = [s for s in proof.finalists if s.trial in passed or maths_part(s.config) == own_maths]
     may_prove = others or proof.unproven or proof.doubted
     spent = open_ and not may_prove and spec.trials is not None and len(course.trials) >= spec.trials
     return Outcome(
@@ -316,7 +321,7 @@ def outcome_of(setup: Setup, proof: Proof, course: Course, conclusion: Conclusio
         devices=len(setup.run.devices),
         image_size=setup.conditions.image_size,
         memory_is="host" if cpu else "device",
-        break_even=break_even_of(proof.best, _trusted(proof), course.trials),
+        break_even=break_even_of(proof.best, trusted, course.trials),
         edges=edges_of(setup, proof),
         no_more_workers=why_no_more_workers(setup),
         trials=dict(sorted(Counter(t.result.status.value for t in course.trials).items())),
@@ -334,14 +339,6 @@ def outcome_of(setup: Setup, proof: Proof, course: Course, conclusion: Conclusio
         ledger=seconds_by_purpose(files, elapsed_s),
         **{name: value for name, value in vars(proof).items() if name in Outcome.model_fields},
     )
-
-
-def _trusted(proof: Proof) -> list[Standing]:
-    """Return the finalists that are known to train as the baseline does. Those of a script are checked only if they are
-    ahead."""
-    passed = {number for verdict in proof.checks if verdict.passed for number in verdict.trials}
-    baseline_maths = maths_part(proof.baseline.config)
-    return [s for s in proof.finalists if s.trial in passed or maths_part(s.config) == baseline_maths]
 
 
 def break_even_of(best: Standing, finalists: Sequence[Standing], trials: Sequence[Trial]) -> BreakEven | None:
@@ -414,6 +411,7 @@ def edges_of(setup: Setup, proof: Proof) -> tuple[Edge, ...]:
 def profile_of(setup: Setup, outcome: Outcome, course: Course) -> Profile:
     """Return the profile of a finished search."""
     best, same = outcome.best, outcome.best_same_batch
+    probe, driver = setup.probe, setup.fingerprint.values.get("driver")
     return Profile(
         workload=_workload(setup),
         configuration=best.config,
@@ -447,7 +445,16 @@ def profile_of(setup: Setup, outcome: Outcome, course: Course) -> Profile:
             keeps_batch_size=setup.run.spec.keep_batch_size,
         ),
         fingerprint=setup.fingerprint,
-        versions=_versions(setup),
+        versions=Versions(
+            autotune=__version__,
+            torch=probe.torch_version,
+            torchvision=probe.torchvision_version,
+            optuna=optuna.__version__,
+            python=probe.python_version,
+            cuda=probe.cuda_version,
+            cudnn=probe.cudnn_version,
+            driver=None if driver is None else str(driver),
+        ),
         provenance=Provenance(
             study=outcome.study,
             trial=best.trial,
@@ -506,25 +513,3 @@ def _learning_rate(standing: Standing, trials: Sequence[Trial]) -> float | None:
     measured = measurement_of(standing, trials)
     rate = None if measured is None else measured.learning_rate
     return rate if rate is not None and 0 <= rate < math.inf else None
-
-
-def _versions(setup: Setup) -> Versions:
-    probe = setup.probe
-    driver = setup.fingerprint.values.get("driver")
-    return Versions(
-        autotune=__version__,
-        torch=probe.torch_version,
-        torchvision=probe.torchvision_version,
-        optuna=_version("optuna"),
-        python=probe.python_version,
-        cuda=probe.cuda_version,
-        cudnn=probe.cudnn_version,
-        driver=None if driver is None else str(driver),
-    )
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None

@@ -51,29 +51,19 @@ def check_request(spec: StudySpec) -> WorkloadRef:
         )
     if len(spec.objectives) > 1 and spec.sampler == "gp":
         raise UsageError("--sampler gp takes one objective", advice="leave it out: several take tpe.")
-    _check_knob_names(spec, ref)
+    declared = declared_knobs(Path(ref.path)) if ref.path is not None else None
+    # If the knobs cannot be determined from the workload's file, their names are checked after the probe.
+    choices = [*KNOBS, *(f"workload.{name}" for name in declared or ())]
+    for name in [*spec.narrowed, *spec.fixed, *spec.baseline]:
+        if declared is not None and name not in choices:
+            advice = f"did you mean workload.{name}?" if name in declared else None
+            raise UnknownNameError("knob", name, choices, advice=advice)
     request_for_space(spec, None)
     if not _DEVICE.fullmatch(spec.device):
         raise UsageError(
             f"unknown device {spec.device!r}", advice="choices: auto, cpu, cuda, cuda:N, cuda:GPU-…, cuda:MIG-…."
         )
     return ref
-
-
-def _check_knob_names(spec: StudySpec, ref: WorkloadRef) -> None:
-    """Raise `UnknownNameError` for a knob that is neither autotune's nor declared in the workload's file.
-
-    If the knobs cannot be determined from the file, their names are checked after the probe.
-    """
-    declared = declared_knobs(Path(ref.path)) if ref.path is not None else None
-    if declared is None:
-        return
-    choices = [*KNOBS, *(f"workload.{name}" for name in declared)]
-    for name in [*spec.narrowed, *spec.fixed, *spec.baseline]:
-        if name in declared and name not in KNOBS:
-            raise UnknownNameError("knob", name, choices, advice=f"did you mean workload.{name}?")
-        if name not in choices:
-            raise UnknownNameError("knob", name, choices)
 
 
 def request_for_space(spec: StudySpec, knobs: Mapping[str, tuple[Value, ...]] | None) -> SpaceRequest:

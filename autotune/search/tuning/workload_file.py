@@ -15,7 +15,6 @@ import symtable
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path, PurePath
 from types import CodeType, FunctionType, MappingProxyType, MethodType, ModuleType, SimpleNamespace
@@ -26,67 +25,8 @@ from autotune.base.files import write_atomic
 from autotune.base.layout import workload_source
 from autotune.workload.contract import CONSTANTS, OPTIONAL, PARTS, REQUIRED, takes_context
 
-# The source of functions and classes: where it is found, and which names it uses.
-
 #: Scopes that run when the scope around them does, unlike functions.
 _AT_ONCE = {"listcomp", "setcomp", "dictcomp", "genexpr"}
-
-
-@dataclass(frozen=True)
-class Definition:
-    """One function or class as source.
-
-    Attributes:
-        text: its source, without indentation, with its decorators.
-        names: the global names that it uses; early: those of them that are needed when it is defined.
-        globals: the namespace in which it was defined.
-        future: it was compiled with ``from __future__ import annotations``.
-    """
-
-    text: str
-    names: frozenset[str]
-    early: frozenset[str]
-    globals: Mapping[str, Any]
-    future: bool
-
-
-def definition_of(value: FunctionType | type, called: str) -> Definition:
-    """Find the source of a function or class.
-
-    Args:
-        called: its name in error messages.
-
-    Raises:
-        UsageError: it is a lambda, uses variables of a function around it, or its source cannot be found.
-    """
-    functions = [f for f in ([value] if isinstance(value, FunctionType) else vars(value).values()) if _is_function(f)]
-    functions = [inspect.unwrap(function) for function in functions]
-    for function in functions:
-        outer = [name for name in function.__code__.co_freevars if name != "__class__"]
-        if outer:
-            raise UsageError(
-                f"{called} uses {', '.join(outer)} of the function around it, which other processes do not have",
-                advice="define it at the top level, and make what it needs inside it.",
-            )
-    if isinstance(value, FunctionType):
-        text = _function_source(functions[0], called)
-        namespace: Mapping[str, Any] = functions[0].__globals__
-    else:
-        text = _class_source(value, functions, called)
-        namespace = vars(sys.modules[value.__module__])
-    names, early = _names(text)
-    future = any(f.__code__.co_flags & annotations.compiler_flag for f in functions)
-    return Definition(text, frozenset(names), frozenset(early), namespace, future)
-
-
-def attribute_chains(text: str) -> Iterator[str]:
-    """Yield what the source says with dots, as in ``package.module.name``, and all beginnings of it with a dot."""
-    chains = (ast.unparse(node) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute))
-    yield from (chain for chain in chains if re.fullmatch(r"[\w.]+", chain))
-
-
-def _is_function(found: object) -> bool:
-    return isinstance(inspect.unwrap(found), FunctionType) if callable(found) else False
 
 
 def _function_source(function: FunctionType, called: str) -> str:
@@ -315,23 +255,43 @@ class _Writer:
         elif self._imported(name, value):
             pass
         elif isinstance(value, FunctionType | type):
-            found = definition_of(value, name)
-            self._future |= found.future
-            self._definitions[name] = ("\n" + found.text, found.early)
-            self._add_names(found, name)
+            self._define(name, value)
         else:
             text = self._expression(value, user, name)
             names = (node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name))
             self._constants[name] = (f"{name} = {text}", frozenset(names))
 
-    def _add_names(self, found: Definition, user: str) -> None:
-        for name in sorted(found.names):
-            if name == "__file__":
-                raise UsageError(f"{user} uses __file__, which is another file in other processes")
-            if name in found.globals and not (name.startswith("__") and name.endswith("__")):
-                self._add(name, found.globals[name], user)
-        for chain in attribute_chains(found.text):
-            module = found.globals.get(chain.partition(".")[0])
+    def _define(self, name: str, value: FunctionType | type) -> None:
+        """Provide for a function or class with its source, and for the global names that it uses.
+
+        Raises:
+            UsageError: it is a lambda, uses variables of a function around it, or its source cannot be found.
+        """
+        members = [value] if isinstance(value, FunctionType) else vars(value).values()
+        functions = [f for m in members if callable(m) and isinstance(f := inspect.unwrap(m), FunctionType)]
+        for function in functions:
+            outer = [free for free in function.__code__.co_freevars if free != "__class__"]
+            if outer:
+                raise UsageError(
+                    f"{name} uses {', '.join(outer)} of the function around it, which other processes do not have",
+                    advice="define it at the top level, and make what it needs inside it.",
+                )
+        if isinstance(value, FunctionType):
+            text, namespace = _function_source(functions[0], name), functions[0].__globals__
+        else:
+            text, namespace = _class_source(value, functions, name), vars(sys.modules[value.__module__])
+        self._future |= any(f.__code__.co_flags & annotations.compiler_flag for f in functions)
+        names, early = _names(text)
+        self._definitions[name] = ("\n" + text, frozenset(early))
+        for used in sorted(names):
+            if used == "__file__":
+                raise UsageError(f"{name} uses __file__, which is another file in other processes")
+            if used in namespace and not (used.startswith("__") and used.endswith("__")):
+                self._add(used, namespace[used], name)
+        # What is said with dots, as in `package.module.name`, and all beginnings of it with a dot.
+        chains = (ast.unparse(node) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute))
+        for chain in (chain for chain in chains if re.fullmatch(r"[\w.]+", chain)):
+            module = namespace.get(chain.partition(".")[0])
             inner = f"{getattr(module, '__name__', '')}.{chain.partition('.')[2]}"
             while isinstance(module, ModuleType) and inner != module.__name__:
                 # What another import has loaded is not there after `import package` alone.
