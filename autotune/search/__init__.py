@@ -395,17 +395,17 @@ class _Search:
             NoVerdictError: the same, because there was no time. The study can be resumed with more.
             AutotuneError: see `autotune.base.errors`. Measurements made until then are in the study's folder.
         """
-        setup, files, history, noise = self._setup, self._run.files, self._history, lambda: self._study.noise
+        setup, study, files, history = self._setup, self._study, self._run.files, self._history
         try:
             stopped = self._searched()
             contest = self._contest
-            proof = without_refuted(contest, prove(contest, noise()), history.trials, history.heats, noise())
+            proof = without_refuted(contest, prove(contest, study.noise), history.trials, history.heats, study.noise)
             lost = key(proof.best.config) == key(self._space.baseline) and not proof.unproven
             if proof.baseline_unmet is not None and lost:
                 raise self._nothing_fits(proof.dropped)
             conclusion = self._conclusion(proof)
             if conclusion.finding is Finding.OPEN:
-                proof, evidence = with_likely(contest, proof, history.trials, history.heats, noise())
+                proof, evidence = with_likely(contest, proof, history.trials, history.heats, study.noise)
                 if evidence is None:
                     conclusion = self._conclusion(proof)
                 else:
@@ -416,7 +416,7 @@ class _Search:
                 with contextlib.suppress(AutotuneError):
                     interrupted.so_far = self._left_in_hand()
             raise
-        course = Course(self._study, contest, stopped)
+        course = Course(study, contest, stopped)
         outcome = outcome_of(setup, proof, course, conclusion)
         profile = None
         if outcome.profile is not None:
@@ -489,6 +489,9 @@ class _Search:
         as_round = study.counts_as_round(entered, newest)
         self._contest.race_finalists(self._context(searched_s), entered, last, as_round=as_round)
 
+    def _check_early(self, trial: Trial) -> list[Config]:
+        return self._contest.check_early(trial)
+
     def _searched(self) -> str:
         """Search until something has won a contest, or no time is left; return why the search ended."""
         run, study, history = self._run, self._study, self._history
@@ -499,7 +502,7 @@ class _Search:
                 self._race([trials[number] for number in past.trials], past.searched_s, past.newest)
             study.rule_out(self._contest.wrong, self._contest.loading_otherwise)
         while True:
-            stopped = study.run((lambda trial: self._contest.check_early(trial)) if run.subject.words else None)
+            stopped = study.run(self._check_early if run.subject.words else None)
             run.env.observer.says(stopped)
             if study.baseline is None:
                 history.reopen()

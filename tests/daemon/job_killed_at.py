@@ -11,8 +11,8 @@ if "JOB_INSIDE" not in os.environ:
 import signal
 from pathlib import Path
 
-from autotune.daemon.job import __main__ as job
 from autotune import search
+from autotune.daemon.job import __main__ as job
 
 once = Path(os.environ["KILLED_ONCE"])
 

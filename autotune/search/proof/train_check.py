@@ -490,9 +490,7 @@ class _Costs:
                 if launches.finished(_check_name(store, config), config) is not None:
                     self._checked.add(key(config))
 
-    def affordable(
-        self, groups: Sequence[_Group], share_s: float, runs: int
-    ) -> tuple[list[_Group | None], int]:
+    def affordable(self, groups: Sequence[_Group], share_s: float, runs: int) -> tuple[list[_Group | None], int]:
         """Return what there is time to check in each group, and the number of steps of each check and reference.
 
         The groups are ordered by promise. A group that needs compiling may not fit although its eager twin or the next
@@ -690,9 +688,7 @@ def _verdict(
     context: ProofContext, group: _Group, passed: bool | None, reason: str | None, **more: Any
 ) -> TrainVerdict:
     trials = tuple(e.trial.number for e in group.entrants)
-    return TrainVerdict(
-        trials=trials, config=group.config, passed=passed, reason=reason, beside=context.beside, **more
-    )
+    return TrainVerdict(trials=trials, config=group.config, passed=passed, reason=reason, beside=context.beside, **more)
 
 
 # Compares what a finalist's loader delivers with what the baseline's does.

@@ -18,6 +18,7 @@ from autotune.base.records import (
     Trial,
 )
 from autotune.knobs import KNOBS
+from autotune.search.proof import ProofContext
 from autotune.search.proof.ceilings import (
     TAKEOVER,
     ablate,
@@ -28,7 +29,6 @@ from autotune.search.proof.ceilings import (
     takeover_fits,
     takeover_rounds,
 )
-from autotune.search.proof import ProofContext
 from autotune.search.proof.race import (
     TARGETS,
     Comparison,
@@ -151,9 +151,7 @@ def set_back_useless(
     return winner
 
 
-def _simpler(
-    race: Race, winner: Entrant, names: Sequence[str], passes: Callable[[Entrant], bool]
-) -> Entrant | None:
+def _simpler(race: Race, winner: Entrant, names: Sequence[str], passes: Callable[[Entrant], bool]) -> Entrant | None:
     """Return the winner with some knobs set back, if the race shows it to be better than the baseline and does not show
     it to be worse than the winner; ``None`` if not, or if nothing can be set back."""
     space = race.context.space
