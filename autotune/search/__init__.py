@@ -338,7 +338,7 @@ class _Search:
             first = first or winners_elsewhere(run.files, spec, setup.space, run.env.observer.says)
             history.plan(first, setup.capacity_bytes)
         self._lengthen()
-        self._launches = setup.launches()
+        self._launches = setup.run.launches(setup.conditions)
         if history.was_only_disturbed:
             run.budget.begin_again()
         self._rate_within = scorers[0].facts.rate_within
@@ -619,7 +619,7 @@ def preview(spec: StudySpec, env: Environment, folder: Path, count: int = 8) -> 
     check_study_name(spec.name)
     setup = _probed_setup(spec, env, folder)
     size, exact = size_of(setup.space)
-    trial_s = START_S + setup.launches().plan.max_measure_s / 2
+    trial_s = START_S + setup.run.launches(setup.conditions).plan.max_measure_s / 2
     first: tuple[Proposal, ...] = ()
     if spec.sampler == "auto":
         first = _first_trials(setup, trial_s, min(count, spec.trials - 1 if spec.trials else count))
@@ -667,7 +667,7 @@ def _first_trials(setup: Setup, trial_s: float, count: int) -> tuple[Proposal, .
         noise_sd=lambda: PRIORS[setup.probe.device.partition(":")[0]].sd,
         experience=Experience(
             trial_s,
-            compile_limit_s=setup.launches().limits.compile_s,
+            compile_limit_s=setup.run.launches(setup.conditions).limits.compile_s,
             must_compile=space.must_compile,
             sample_bytes=space.sample_bytes,
         ),

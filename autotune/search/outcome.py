@@ -95,12 +95,13 @@ class Coverage:
 
 def coverage(space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat] = ()) -> Coverage:
     """Count what the trials and heats of a search compared with the baseline."""
-    last = {key(t.config): t.result for t in trials if t.config and key(t.config) != key(space.baseline)}
+    last: dict[str, TrialResult] = {}
     for trial in trials:
+        name = key(trial.config)
         # A later attempt that was cut short does not invalidate a result.
-        if trial.config and key(trial.config) in last and _is_known(trial.result):
-            last[key(trial.config)] = trial.result
-    results = last.values()
+        is_newer = name not in last or _is_known(trial.result) or not _is_known(last[name])
+        if trial.config and name != key(space.baseline) and is_newer:
+            last[name] = trial.result
     entrants = [e for heat in telling_heats(space, trials, heats) for e in heat.entrants]
     tried = {name for name, r in last.items() if r.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED)}
     ran = tried | {key(e.config) for e in entrants if e.ratio is not None} - {key(space.baseline)}
@@ -109,17 +110,13 @@ def coverage(space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat] =
     shown = [e for e in entrants if e.ratio is not None or e.status is not TrialStatus.COMPLETE]
     settled |= {key(e.config) for e in shown if e.status not in _UNKNOWN}
     lessons = Lessons()
-    for entrant in entrants:
-        lessons.learn(entrant.status, entrant.config, cannot_compile=entrant.cannot_compile, refuses=entrant.refuses)
-    for trial in trials:
-        if trial.config:
-            result = trial.result
-            lessons.learn(result.status, trial.config, cannot_compile=result.cannot_compile, refuses=result.refuses)
+    for config, result in [*((e.config, e) for e in entrants), *((t.config, t.result) for t in trials if t.config)]:
+        lessons.learn(result.status, config, cannot_compile=result.cannot_compile, refuses=result.refuses)
     return Coverage(
         tried=len(tried),
         measured=len(ran),
         failed=len(settled - ran) - 1,
-        disturbed=tuple(r for r in results if r.status is TrialStatus.INTERRUPTED and r.transient),
+        disturbed=tuple(r for r in last.values() if r.status is TrialStatus.INTERRUPTED and r.transient),
         everything=all(key(c) in settled or lessons.rule_out(c) for c in space.grid()),
     )
 
@@ -187,12 +184,7 @@ def _is_known(result: TrialResult) -> bool:
 
 
 def raise_if_nothing_compared(
-    space: Space,
-    trials: Sequence[Trial],
-    heats: Sequence[StudyHeat],
-    stopped: str,
-    *,
-    trials_asked: int | None,
+    space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat], stopped: str, *, trials_asked: int | None
 ) -> None:
     """Raise if nothing but the baseline could be measured, although more was to be tried.
 

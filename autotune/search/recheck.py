@@ -231,7 +231,7 @@ def recheck(
         refused = setup.space.refusal(profile.configuration)
         if refused is not None:
             return _impossible(profile, refused, setup.fingerprint)
-        launches = setup.launches()
+        launches = setup.run.launches(setup.conditions)
         context = ProofContext(setup.space, launches, scorer, env.observer, env.stop)
         baseline = _entrant(0, profile.baseline.configuration)
         is_baseline = key(profile.configuration) == key(profile.baseline.configuration)

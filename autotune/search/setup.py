@@ -356,10 +356,6 @@ class Setup:
         limits = [limit for limit in (self.run.spec.memory_limit_bytes, device_limit) if limit is not None]
         return min(limits, default=None)
 
-    def launches(self) -> Launches:
-        """Return the launches of the search. The budget counts their time."""
-        return self.run.launches(self.conditions)
-
 
 def set_up(run: Run, *, measuring: bool = True) -> Setup:
     """Probe the workload for the data it needs, provide the data, probe again with it, and build the legal space.

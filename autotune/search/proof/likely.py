@@ -108,26 +108,31 @@ def with_likely(
     context = contest.race.context
     if not context.by_rate or context.rate_within or proof.baseline_unmet is not None:
         return proof, None
-    while True:
-        likely = _likeliest(contest, trials, heats, noise, lambda one: True)
-        if likely is None:
-            # Checks may have shown something of those that seemed to be.
-            return replace(proof, checks=tuple(contest.checks), dropped=contest.dropped, doubted=contest.doubted), None
-        if _passes(contest, likely.one, ended):
-            break
-    own_batch, best = None, _standing(contest, proof, likely)
-    while not context.space.same_training(likely.one.config):
-        own_batch = _likeliest(contest, trials, heats, noise, lambda one: context.space.same_training(one.config))
-        if own_batch is None or _passes(contest, own_batch.one, ended):
-            break
-    if context.space.same_training(likely.one.config):
-        best_same_batch = best
-    else:
-        best_same_batch = proof.best_same_batch if own_batch is None else _standing(contest, proof, own_batch)
+    space = context.space
+
+    def passing(fits: Callable[[Entrant], bool]) -> Likely | None:
+        """Return the likeliest of those that fit which passes the checks, as far as they can be made."""
+        while (found := _likeliest(contest, trials, heats, noise, fits)) is not None:
+            if ended is None:
+                passes = contest.passes(found.one)
+            else:
+                contest.leave_unchecked(found.one, ended)
+                passes = contest.refusal(found.one) is None
+            if passes:
+                break
+        return found
+
+    likely = passing(lambda one: True)
+    if likely is None:
+        # Checks may have shown something of those that seemed to be.
+        return replace(proof, checks=tuple(contest.checks), dropped=contest.dropped, doubted=contest.doubted), None
+    is_own_batch = space.same_training(likely.one.config)
+    own_batch = likely if is_own_batch else passing(lambda one: space.same_training(one.config))
+    best = _standing(contest, proof, likely)
+    best_same_batch = proof.best_same_batch if own_batch is None else _standing(contest, proof, own_batch)
     standings = {key(s.config): s for s in (*proof.finalists, best_same_batch, best)}
-    data = [
-        v for one in (likely.one, *([own_batch.one] if own_batch else [])) if (v := contest.data_of(one)) is not None
-    ]
+    winners = (likely,) if own_batch is None else (likely, own_batch)
+    data = [v for winner in winners if (v := contest.data_of(winner.one)) is not None]
     return (
         replace(
             proof,
@@ -213,14 +218,6 @@ def proof_takes_s(contest: Contest, noise: stats.LaunchNoise, likely: Standing |
     round_s = sum(e.expected_s for e in racing.values())
     checks_s = need_s(context, baseline, [chosen]) + takes_s(context, [chosen])
     return fixed_s + missing * round_s + checks_s - max(0.0, budget.left_s)
-
-
-def _passes(contest: Contest, one: Entrant, ended: str | None) -> bool:
-    """Check an entrant as far as possible; return whether it may be the winner."""
-    if ended is None:
-        return contest.passes(one)
-    contest.leave_unchecked(one, ended)
-    return contest.refusal(one) is None
 
 
 def _likeliest(

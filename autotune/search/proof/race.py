@@ -16,7 +16,6 @@ from autotune.samplers import WARM_COMPILE, graph
 from autotune.search.proof import ProofContext
 from autotune.space import Space, key
 from autotune.space.formatting import is_known, one_line, percent_text, rate_text, unmet_text
-from autotune.space.requirements import ANYTHING, Requirements
 from autotune.study.budget import LEAST_LAUNCHES
 from autotune.study.launches import proof_plan_for
 from autotune.workload.scoring import Scorer
@@ -221,26 +220,18 @@ class Comparison:
     Args:
         entrants: the first is the baseline.
         prior: noise of one launch before there are repeats.
-        by_rate: the search is for the rate itself, so the intervals of rates determine the winner.
-        required: what the winner must meet.
         compiled_s: compile time with a cold cache in seconds, by graph, as observed by the search.
     """
 
     def __init__(
         self,
+        context: ProofContext,
         entrants: Sequence[Entrant],
         *,
         prior: stats.LaunchNoise,
-        scorer: Scorer,
-        by_rate: bool,
-        required: Requirements = ANYTHING,
         compiled_s: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        self._entrants = entrants
-        self._compiled_s = compiled_s
-        self._scorer = scorer
-        self._by_rate = by_rate
-        self._required = required
+        self._context, self._entrants, self._compiled_s = context, entrants, compiled_s
         rounds = max((len(e.rounds) for e in entrants), default=0)
         self._rows = {
             e.name: [None if m is None else m.samples_per_s for m in (*e.rounds, *[None] * (rounds - len(e.rounds)))]
@@ -321,7 +312,8 @@ class Comparison:
 
     def unmet(self, one: Entrant) -> str | None:
         """Return the requirements that an entrant does not meet, as a clause; ``None`` if it meets all of them."""
-        return unmet_text(self._required, [self._cold(one, m) for m in one.seen]) if self._required else None
+        required = self._context.required
+        return unmet_text(required, [self._cold(one, m) for m in one.seen]) if required else None
 
     def beats_baseline(self, one: Entrant, among: int) -> bool:
         """Return whether an entrant is better than what the user runs today: it is shown to be faster, or it meets the
@@ -339,7 +331,7 @@ class Comparison:
         """
         if shared_rounds(one, self.baseline) < LEAST_LAUNCHES:
             return False
-        if not self._by_rate:
+        if not self._context.by_rate:
             return self._scores_higher(one, among)
         ratio, low, high = self.ratio(one, self.baseline)
         if not is_known((low, high)):
@@ -362,7 +354,7 @@ class Comparison:
         return fmean(gains) > error * stats.t_quantile(len(gains) - 1, 1 - 0.025 / max(1, among))
 
     def _scores(self, one: Entrant) -> list[float | None]:
-        return [None if m is None else self._scorer.known(self._cold(one, m)) for m in one.rounds]
+        return [None if m is None else self._context.scorer.known(self._cold(one, m)) for m in one.rounds]
 
     def _cold(self, one: Entrant, measurement: Measurement) -> Measurement:
         """Return a measurement with the compile time of a cold cache, as in the user's training."""
@@ -377,7 +369,7 @@ class Comparison:
 
         The machine's drift cancels out in the ratio; entrants that dropped out early ran in other rounds than the rest.
         """
-        if self._by_rate:
+        if self._context.by_rate:
             return max(group, key=lambda e: self.ratio(e, self.baseline)[0])
         return max(group, key=self.score)
 
@@ -387,7 +379,7 @@ class Comparison:
         Raises:
             ValueError: it was not launched in turns with the baseline.
         """
-        return standing(one, self.rate(one), self.ratio(one, self.baseline), self._scorer, self.compile_s(one))
+        return standing(one, self.rate(one), self.ratio(one, self.baseline), self._context.scorer, self.compile_s(one))
 
     def compile_s(self, one: Entrant) -> float:
         """Return the compile time with a cold cache, in seconds."""
@@ -717,15 +709,7 @@ class Race:
 
     def compared(self) -> Comparison:
         """Compare the entrants by the rounds so far."""
-        context = self.context
-        return Comparison(
-            self.entrants,
-            prior=self.prior,
-            scorer=context.scorer,
-            by_rate=context.by_rate,
-            required=context.required,
-            compiled_s=self.compiled_s,
-        )
+        return Comparison(self.context, self.entrants, prior=self.prior, compiled_s=self.compiled_s)
 
 
 def expected_s(racing: Sequence[Entrant]) -> float:

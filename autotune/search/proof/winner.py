@@ -7,16 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from autotune import stats
-from autotune.base.records import (
-    Bottleneck,
-    Config,
-    DataVerdict,
-    HoldVerdict,
-    KnobPart,
-    Standing,
-    TrainVerdict,
-    Trial,
-)
+from autotune.base.records import Bottleneck, Config, DataVerdict, HoldVerdict, KnobPart, Standing, TrainVerdict, Trial
 from autotune.knobs import KNOBS
 from autotune.search.proof import ProofContext
 from autotune.search.proof.ceilings import (
@@ -29,16 +20,7 @@ from autotune.search.proof.ceilings import (
     takeover_fits,
     takeover_rounds,
 )
-from autotune.search.proof.race import (
-    TARGETS,
-    Comparison,
-    Entrant,
-    Race,
-    entrant,
-    finalists,
-    peak_bytes,
-    shared_rounds,
-)
+from autotune.search.proof.race import TARGETS, Comparison, Entrant, Race, entrant, finalists, peak_bytes, shared_rounds
 from autotune.search.proof.train_check import (
     check_data,
     check_training,

@@ -344,8 +344,7 @@ class _Writer:
             return f"{kind.__name__}({inner})"
         what = f"{name!r}, " if name else ""
         raise UsageError(
-            f"{user} uses {what}{_shown(value)}, which other processes cannot be given",
-            advice=_MAKE_IT_INSIDE,
+            f"{user} uses {what}{_shown(value)}, which other processes cannot be given", advice=_MAKE_IT_INSIDE
         )
 
     def _in_order(self) -> list[str]:
