@@ -154,12 +154,10 @@ def search(spec: StudySpec, studies: Path, env: Environment, *, first: Sequence[
 def new_study(
     spec: StudySpec, ref: WorkloadRef, studies: Path, taken: Collection[str] = ()
 ) -> tuple[StudyFiles, StudySpec]:
-    """Make the folder of a new study, which holds only its request; return it, and the request with the study's name.
+    """Make the folder of a new study, which holds only its request; return it, and the request with the study's name. A
+    numbered one gets no name that is taken.
 
     `resume` starts the search, on this machine or on another one that sees the folder.
-
-    Args:
-        taken: names that a numbered study must not get.
 
     Raises:
         UsageError: the name is taken, reserved for a job of the daemon, or invalid.
@@ -598,20 +596,13 @@ class DryRun:
 
 
 def make_space(spec: StudySpec, env: Environment, folder: Path) -> Space:
-    """Return the legal space of a request on this machine. Runs one probe and makes no study.
-
-    Args:
-        folder: a temporary folder for the probe's files.
-    """
+    """Return the legal space of a request on this machine. Runs one probe, in a temporary folder, and makes no study."""
     return _probed_setup(spec, env, folder).space
 
 
 def preview(spec: StudySpec, env: Environment, folder: Path, count: int = 8) -> DryRun:
-    """Return the expected course of a search. Runs one probe and makes no study.
-
-    Args:
-        folder: a temporary folder for the probe's files.
-        count: number of trials to predict.
+    """Return the expected course of a search, with so many of its trials. Runs one probe, in a temporary folder, and
+    makes no study.
 
     Raises:
         UsageError: also for a name that `search` would refuse.
@@ -619,10 +610,10 @@ def preview(spec: StudySpec, env: Environment, folder: Path, count: int = 8) -> 
     check_study_name(spec.name)
     setup = _probed_setup(spec, env, folder)
     size, exact = size_of(setup.space)
-    trial_s = START_S + setup.run.launches(setup.conditions).plan.max_measure_s / 2
-    first: tuple[Proposal, ...] = ()
-    if spec.sampler == "auto":
-        first = _first_trials(setup, trial_s, min(count, spec.trials - 1 if spec.trials else count))
+    launches = setup.run.launches(setup.conditions)
+    trial_s = START_S + launches.plan.max_measure_s / 2
+    count = min(count, spec.trials - 1 if spec.trials else count)
+    first = _first_trials(setup, launches.limits.compile_s, trial_s, count) if spec.sampler == "auto" else ()
     return DryRun(setup.space, size, exact, first, trial_s, SEARCH_SHARE * spec.budget_s)
 
 
@@ -654,7 +645,7 @@ def size_of(space: Space) -> tuple[int, bool]:
     return round(whole * weight / _DRAWS), False
 
 
-def _first_trials(setup: Setup, trial_s: float, count: int) -> tuple[Proposal, ...]:
+def _first_trials(setup: Setup, compile_limit_s: float, trial_s: float, count: int) -> tuple[Proposal, ...]:
     """Ask the sampler for trials, and report to it for each the result that it expected."""
     space, spec = setup.space, setup.run.spec
     search_s = SEARCH_SHARE * spec.budget_s
@@ -667,7 +658,7 @@ def _first_trials(setup: Setup, trial_s: float, count: int) -> tuple[Proposal, .
         noise_sd=lambda: PRIORS[setup.probe.device.partition(":")[0]].sd,
         experience=Experience(
             trial_s,
-            compile_limit_s=setup.run.launches(setup.conditions).limits.compile_s,
+            compile_limit_s=compile_limit_s,
             must_compile=space.must_compile,
             sample_bytes=space.sample_bytes,
         ),

@@ -167,11 +167,7 @@ def _name(kind: LaunchKind, one: Entrant, *, apart: bool = False) -> str:
 
 
 def _ceiling(context: ProofContext, kind: LaunchKind, one: Entrant, *, apart: bool = False) -> Measurement | None:
-    """Launch one side of a training alone.
-
-    Args:
-        apart: the ranks do not exchange gradients.
-    """
+    """Launch one side of a training alone; ``apart``: in ranks that do not exchange gradients."""
     side = "the device alone" if kind is LaunchKind.DEVICE_ONLY else "the loader alone"
     title = f"{side}{' in each rank' if apart else ''}, trial {one.trial.number}"
     result = context.launches.run_outside(

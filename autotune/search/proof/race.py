@@ -162,10 +162,7 @@ def measured_rate(measurement: Measurement) -> stats.Rate:
 def standing(
     entrant: Entrant, rate: stats.Rate, ratio: tuple[float, float, float], scorer: Scorer, compile_s: float
 ) -> Standing:
-    """Return an entrant's figures of record.
-
-    Args:
-        compile_s: compile time with a cold cache, as in the user's training.
+    """Return an entrant's figures of record, with the compile time of a cold cache, as in the user's training.
 
     Raises:
         UnscoredError: each of its launches lacks a figure that the objective needs.
@@ -547,11 +544,8 @@ class Race:
                 self._known = self._known_well_enough(self._racing)
 
     def narrow(self, racing: Sequence[Entrant], left_s: Callable[[], float]) -> None:
-        """Run more rounds of some entrants, the baseline first, until their ratios to it are known well.
-
-        Args:
-            left_s: returns the number of seconds left for these rounds.
-        """
+        """Run more rounds of some entrants, the baseline first, until their ratios to it are known well, while
+        ``left_s()`` seconds are left for them."""
         # These launches have their own names, so that a resume does not mistake them for the race's.
         self.purpose = "narrow"
         is_known = self._known_well_enough(racing)
@@ -672,12 +666,8 @@ class Race:
         return f"{purpose or self.purpose}-{one.name}-{number}"
 
     def round_s(self, racing: Sequence[Entrant], after: int = 0, purpose: str | None = None) -> float:
-        """Estimate the duration of the next round, or of one after so many others. A round that an earlier run of the
-        study began takes no time.
-
-        Args:
-            purpose: that of the round; ``None`` for the current one.
-        """
+        """Estimate the duration of the next round, or of one after so many others, of the current purpose or of another
+        one. A round that an earlier run of the study began takes no time."""
         return 0.0 if self._was_begun(racing, self._number + 1 + after, purpose) else expected_s(racing)
 
     def _undecided(self, racing: list[Entrant]) -> list[Entrant]:

@@ -366,19 +366,17 @@ class _Writer:
 
 def _home(value: Any, module: str | None, path: str, name: str) -> tuple[str, str] | None:
     """Return the module from which other processes can import a value, and the value's name there."""
-    if isinstance(value, FunctionType | type) and (module is None or not _is_importable(module)):
+    is_there = module is not None and _is_importable(module)
+    if isinstance(value, FunctionType | type) and not is_there:
         return None
-    if module is not None and _is_importable(module) and _at(module, path) is value:
-        return module, path
+    if module is not None and is_there:
+        found: Any = sys.modules[module]
+        for part in path.split("."):
+            found = getattr(found, part, None)
+        if found is value:
+            return module, path
     known = sorted((n for n in list(sys.modules) if _is_importable(n)), key=lambda n: (n.count("."), n))
     return next(((n, name) for n in known if vars(sys.modules[n]).get(name) is value), None)
-
-
-def _at(module: str, path: str) -> Any:
-    found: Any = sys.modules[module]
-    for part in path.split("."):
-        found = getattr(found, part, None)
-    return found
 
 
 def _is_importable(module: str) -> bool:
