@@ -299,33 +299,22 @@ class _Recorded:
             entrant.status, entrant.phase, entrant.cause = recorded.status, phase, recorded.cause
             entrant.cannot_compile = recorded.cannot_compile
             return
-        raise _Over(
-            TrialResult(
-                launch=self.spec.launch,
-                status=recorded.status,
-                phase=phase,
-                cause=recorded.cause,
-                exit_code=1,
-                turn=entrant.number,
-                cannot_compile=recorded.cannot_compile,
-            )
-        )
+        ended = self._ended(entrant, recorded.status, phase, recorded.cause, exit_code=1)
+        raise _Over(ended.model_copy(update={"cannot_compile": recorded.cannot_compile}))
 
     def _sleep(self, seconds: float, entrant: Contender) -> None:
         while seconds > 0:
             self.clock.sleep(min(_TICK_S, seconds))
             seconds -= _TICK_S
             if self.watch.overdue():
-                raise _Over(
-                    TrialResult(
-                        launch=self.spec.launch,
-                        status=self.watch.ended or TrialStatus.INTERRUPTED,
-                        phase=self.watch.phase,
-                        cause=self.watch.cause,
-                        exit_code=-9,
-                        turn=entrant.number,
-                    )
-                )
+                status = self.watch.ended or TrialStatus.INTERRUPTED
+                raise _Over(self._ended(entrant, status, self.watch.phase, self.watch.cause, exit_code=-9))
+
+    def _ended(
+        self, entrant: Contender, status: TrialStatus, phase: Phase | None, cause: str | None, *, exit_code: int
+    ) -> TrialResult:
+        launch, turn = self.spec.launch, entrant.number
+        return TrialResult(launch=launch, status=status, phase=phase, cause=cause, exit_code=exit_code, turn=turn)
 
 
 # Searches a surface: the real loop, samplers, budget and race, on recorded launches and in virtual time.
