@@ -596,7 +596,7 @@ class DryRun:
 
 
 def make_space(spec: StudySpec, env: Environment, folder: Path) -> Space:
-    """Return the legal space of a request on this machine. Runs one probe, in a temporary folder, and makes no study."""
+    """Return the legal space of a request on this machine. Runs one probe in a temporary folder; makes no study."""
     return _probed_setup(spec, env, folder).space
 
 
