@@ -13,6 +13,7 @@ from autotune.base.clock import timestamp
 from autotune.base.errors import MachineError, NoVerdictError
 from autotune.base.records import (
     BreakEven,
+    Config,
     Edge,
     Finding,
     HeatEntrant,
@@ -110,7 +111,8 @@ def coverage(space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat] =
     shown = [e for e in entrants if e.ratio is not None or e.status is not TrialStatus.COMPLETE]
     settled |= {key(e.config) for e in shown if e.status not in _UNKNOWN}
     lessons = Lessons()
-    for config, result in [*((e.config, e) for e in entrants), *((t.config, t.result) for t in trials if t.config)]:
+    ended: list[tuple[Config, HeatEntrant | TrialResult]] = [(e.config, e) for e in entrants]
+    for config, result in [*ended, *((t.config, t.result) for t in trials if t.config)]:
         lessons.learn(result.status, config, cannot_compile=result.cannot_compile, refuses=result.refuses)
     return Coverage(
         tried=len(tried),
