@@ -233,13 +233,11 @@ def _finished(found: SearchResult) -> Study:
     study = Study(found.files, found.outcome, profile)
     if profile is None:
         warnings.warn(f"{study.sentence}; {found.outcome.advice}", stacklevel=3)
-        return study
-    if found.outcome.evidence is not None:
-        return study
-    try:
-        Store(find_daemon().profiles).keep(profile)
-    except AutotuneError as error:
-        warnings.warn(f"the profile is not kept with the others: {error}", stacklevel=3)
+    elif found.outcome.evidence is None:
+        try:
+            Store(find_daemon().profiles).keep(profile)
+        except AutotuneError as error:
+            warnings.warn(f"the profile is not kept with the others: {error}", stacklevel=3)
     return study
 
 
@@ -247,16 +245,13 @@ def _document() -> None:
     """Add the options to the signature and the documentation of `tune`, from their one declaration."""
     by_hand = inspect.signature(tune, eval_str=False)
     own = {n: p for n, p in by_hand.parameters.items() if p.kind is not p.VAR_KEYWORD}
-    added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=one.default)
-        for name, one in ARGUMENTS.items()
-        if name not in own
-    ]
+    more = {name: one for name, one in ARGUMENTS.items() if name not in own}
+    by_name = inspect.Parameter.KEYWORD_ONLY
+    added = [inspect.Parameter(name, by_name, default=one.default) for name, one in more.items()]
     tune.__signature__ = by_hand.replace(parameters=[*own.values(), *added])  # type: ignore[attr-defined]
     lines = [
         f"{name}: {one.help.replace('; may be repeated', '')} Takes {one.spelling.python.words}."
-        for name, one in ARGUMENTS.items()
-        if name not in own
+        for name, one in more.items()
     ]
     head, args, rest = (tune.__doc__ or "").partition("        options: as below.\n")
     if args:
@@ -496,25 +491,17 @@ class NotebookPanel(LivePanel):
         from IPython.display import display
 
         with self._without_errors():
-            content = {"text/plain": self._plain(panel), "text/html": self._html(panel)}
+            plain, page = list(self._said), "".join(f"<div>{escape(sentence)}</div>" for sentence in self._said)
+            if panel is not None:
+                console = _console()
+                console.print(panel)
+                page += console.export_html(theme=_COLOURS, inline_styles=True, code_format=_PAGE)
+                plain += [panel.renderable.plain] if isinstance(panel.renderable, Text) else []
+            content = {"text/plain": "\n".join(plain), "text/html": page}
             if self._output is None:
                 self._output = display(content, raw=True, display_id=True)  # type: ignore[no-untyped-call, unused-ignore]
             else:
                 self._output.update(content, raw=True)
-
-    def _html(self, panel: Panel | None) -> str:
-        sentences = "".join(f"<div>{escape(sentence)}</div>" for sentence in self._said)
-        if panel is None:
-            return sentences
-        page = _console()
-        page.print(panel)
-        return sentences + page.export_html(theme=_COLOURS, inline_styles=True, code_format=_PAGE)
-
-    def _plain(self, panel: Panel | None) -> str:
-        lines = list(self._said)
-        if panel is not None and isinstance(panel.renderable, Text):
-            lines.append(panel.renderable.plain)
-        return "\n".join(lines)
 
 
 def _console() -> PanelConsole:
