@@ -167,8 +167,7 @@ def _untried(
 
 
 def _gain(space: Space, trials: Sequence[Trial], part: str) -> float | None:
-    """Return how many times as fast as the baseline trials with this device's part were that load alike; ``None`` if
-    there was none."""
+    """Return how many times as fast as the baseline trials with this device's part were that load alike, if known."""
     rates: dict[str, float] = {}
     for trial in trials:
         if trial.result.measurement is not None and loads_as(trial.config, space.baseline):

@@ -155,8 +155,7 @@ class WorkloadSubject(Subject):
 
 
 class ScriptSubject(Subject):
-    """A command that trains in its own process: a script that the agent enters, or a program that reports its own
-    rate."""
+    """A command that trains in its own process: a script that the agent enters, or a program that tells its rate."""
 
     def __init__(self, spec: StudySpec, command: CommandRef) -> None:
         super().__init__(spec)
@@ -346,8 +345,7 @@ def unlike_the_search(words: Sequence[str], profile: Profile) -> str | None:
 
 
 def cards_seen() -> int:
-    """Return how many cards a process started here sees; 0 if the driver does not say. Of several MIG instances, CUDA
-    shows one."""
+    """Return how many cards a process sees, of MIG instances one as in CUDA; 0 if the driver does not say."""
     cards = gpus()
     if isinstance(cards, NvmlUnavailable):
         return 0

@@ -682,8 +682,7 @@ def _is_ahead(race: Race, winner: Entrant, variant: Entrant) -> bool:
 
 
 def takeover_rounds(race: Race, winner: Entrant, variant: Entrant) -> list[list[Entrant]]:
-    """Return the rounds after which a variant can take the winner's place: enough with the baseline, and with the
-    winner."""
+    """Return the rounds with baseline and winner after which a variant can take the winner's place."""
     with_baseline, with_winner = (LEAST_LAUNCHES - shared_rounds(variant, e) for e in (race.baseline, winner))
     return [
         [*([race.baseline] if n < with_baseline else []), *([winner] if n < with_winner else []), variant]

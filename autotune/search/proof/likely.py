@@ -227,8 +227,7 @@ def _likeliest(
     noise: stats.LaunchNoise,
     fits: Callable[[Entrant], bool],
 ) -> Likely | None:
-    """Return the configuration that is most certainly faster than the baseline, and has failed no check; ``None`` if
-    there is none."""
+    """Return the configuration that is most certainly faster than the baseline and has failed no check, if any is."""
     race = contest.race
     space, compared = race.context.space, race.compared()
     entered = {e.trial.number for e in race.entrants}
@@ -335,8 +334,7 @@ def _by_heats(one: Entrant, baseline: Entrant, space: Space, heats: Sequence[Hea
 
 
 def _by_launches(one: Entrant, compared: Comparison, space: Space, noise: stats.LaunchNoise) -> Iterator[_View]:
-    """Yield what separate launches show: those in turns with the baseline, if their noise is known, or else all of
-    both."""
+    """Yield what separate launches show: those in turns with the baseline if their noise is known, or else all."""
     parts: list[tuple[float, float]] = []
     rounds = shared_rounds(one, compared.baseline)
     if rounds and compared.knows_turns and compared.in_turns(one, compared.baseline):

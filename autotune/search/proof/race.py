@@ -514,7 +514,10 @@ class Race:
     def run(self, share_s: float) -> None:
         """Run rounds for at most ``share_s`` seconds, and within the budget. Another call continues the race."""
         budget = self.context.launches.budget
-        began = self.begin()
+        # Launches by an earlier run of the study count as part of the race, so that a resumed race has the same
+        # entrants and the same time as without the interruption.
+        began = budget.spent_s - self.earlier_s
+        self._earlier_s = 0.0
         if self._joining:
             self._racing = self._choose_racing(share_s, budget.limit_s - began)
             self._joining = []
@@ -570,19 +573,9 @@ class Race:
             others.pop()
         return [e for e in racing if e is self.baseline or e in others]
 
-    def begin(self) -> float:
-        """Return the seconds of the budget that had been spent when the race began.
-
-        Launches by an earlier run of the study count as part of the race, so that a resumed race has the same entrants
-        and the same time as without the interruption.
-        """
-        began = self.context.launches.budget.spent_s - self.earlier_s
-        self._earlier_s = 0.0
-        return began
-
     @property
     def earlier_s(self) -> float:
-        """Seconds that an earlier run of the study spent on this race; 0 after `begin` has counted them."""
+        """Seconds that an earlier run of the study spent on this race; 0 after `run` has counted them."""
         if self._earlier_s is None:
             numbers = [number for number in _NUMBERS if number > self._number]
             launches = (self._finished(e, number) for e in self._joining for number in numbers)

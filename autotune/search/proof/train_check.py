@@ -193,8 +193,7 @@ def _unchanged(candidate: TrainCheck, references: Sequence[TrainCheck], beside: 
 
 
 def _begins_elsewhere(candidate: TrainCheck, references: Sequence[TrainCheck], size: float, beside: str) -> str | None:
-    """Check the first loss: before any update, equal weights and batches give equal losses up to rounding and
-    dropout."""
+    """Check the first loss: equal weights and batches give equal losses up to rounding and dropout."""
     first, reference = candidate.losses[0], references[0].losses[0]
     reference_losses = [r.losses[0] for r in references]
     differences = _differences(candidate, references[0])[: _quarter(candidate.losses)]
@@ -377,8 +376,7 @@ def check_training(
 
 
 def not_checked(context: ProofContext, one: Entrant, reason: str) -> list[TrainVerdict]:
-    """Return the verdict that an entrant's training was not checked, for this reason; none if it computes like the
-    baseline."""
+    """Return the verdict that an entrant's training was not checked; none if it computes like the baseline."""
     return [_verdict(context, group, None, reason) for group in _groups(context, [one])]
 
 

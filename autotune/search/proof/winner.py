@@ -83,8 +83,7 @@ def still_wins(context: ProofContext, compared: Comparison, one: Entrant) -> boo
 
 
 def tie_between(compared: Comparison, leader: Entrant, winner: Entrant) -> str | None:
-    """Return one sentence on the entrant over which the winner was preferred, and why; ``None`` if the winner was
-    itself the fastest."""
+    """Return one sentence on the entrant over which the winner was preferred, and why; ``None`` if there was none."""
     if leader is winner:
         return None
     ratio, low, high = compared.ratio(leader, winner)
@@ -271,8 +270,7 @@ class Contest:
         return finalists(race.context.space, new, noise, self._leanest(new))
 
     def _leanest(self, new: Sequence[Trial]) -> list[Trial]:
-        """Return the trials with about the highest rate, ordered by an objective that chooses among them, best
-        first."""
+        """Return the trials with about the highest rate, best first by an objective that chooses among them."""
         within, scorer = self.race.context.rate_within, self.race.context.scorer
         top = max((t.rate_per_s or 0.0 for t in new), default=0.0)
         if not within:
@@ -360,8 +358,7 @@ class Contest:
         return safe, leader
 
     def _may_train_otherwise(self, one: Entrant) -> bool:
-        """Return whether an entrant computes something else than the baseline, and was not checked for how it
-        trains."""
+        """Return whether an entrant computes something else than the baseline, and was not checked."""
         checked = any(verdict.passed and covers(verdict, one) for verdict in self.checks)
         return not checked and not self.race.context.space.same_maths(one.config)
 
@@ -378,8 +375,7 @@ class Contest:
         )
 
     def passes(self, one: Entrant) -> bool:
-        """Check how an entrant trains and what its loader delivers, unless that is known; return whether it may win. If
-        not, it drops out."""
+        """Check how an entrant trains and what it loads, unless that is known; return whether it stays in the race."""
         return self._trains(one) and self.delivers(one)
 
     def leave_unchecked(self, one: Entrant, reason: str) -> None:
@@ -440,8 +436,7 @@ class Contest:
         self.checks[:0] = check_training(context, self.race.baseline, entrants, share_s)
 
     def delivers(self, one: Entrant) -> bool:
-        """Compare what an entrant's loader delivers with what the baseline's does, unless that has been done; return
-        whether it may win. If not, it drops out."""
+        """Compare what an entrant loads, unless that has been done; return whether it stays in the race."""
         verdict = self._data.get(key(one.config))
         if verdict is None:
             context = self.race.context
