@@ -573,6 +573,8 @@ START_S = 3.0
 #: The size of a space with more configurations than this is estimated, not counted.
 COUNT_UP_TO = 20_000
 _DRAWS = 20_000
+#: Number of trials that are predicted.
+_PREDICTED = 8
 
 
 @dataclass(frozen=True)
@@ -600,9 +602,8 @@ def make_space(spec: StudySpec, env: Environment, folder: Path) -> Space:
     return _probed_setup(spec, env, folder).space
 
 
-def preview(spec: StudySpec, env: Environment, folder: Path, count: int = 8) -> DryRun:
-    """Return the expected course of a search, with so many of its trials. Runs one probe, in a temporary folder, and
-    makes no study.
+def preview(spec: StudySpec, env: Environment, folder: Path) -> DryRun:
+    """Return the expected course of a search. Runs one probe in a temporary folder; makes no study.
 
     Raises:
         UsageError: also for a name that `search` would refuse.
@@ -612,8 +613,7 @@ def preview(spec: StudySpec, env: Environment, folder: Path, count: int = 8) -> 
     size, exact = size_of(setup.space)
     launches = setup.run.launches(setup.conditions)
     trial_s = START_S + launches.plan.max_measure_s / 2
-    count = min(count, spec.trials - 1 if spec.trials else count)
-    first = _first_trials(setup, launches.limits.compile_s, trial_s, count) if spec.sampler == "auto" else ()
+    first = _first_trials(setup, launches.limits.compile_s, trial_s) if spec.sampler == "auto" else ()
     return DryRun(setup.space, size, exact, first, trial_s, SEARCH_SHARE * spec.budget_s)
 
 
@@ -645,7 +645,7 @@ def size_of(space: Space) -> tuple[int, bool]:
     return round(whole * weight / _DRAWS), False
 
 
-def _first_trials(setup: Setup, compile_limit_s: float, trial_s: float, count: int) -> tuple[Proposal, ...]:
+def _first_trials(setup: Setup, compile_limit_s: float, trial_s: float) -> tuple[Proposal, ...]:
     """Ask the sampler for trials, and report to it for each the result that it expected."""
     space, spec = setup.space, setup.run.spec
     search_s = SEARCH_SHARE * spec.budget_s
@@ -674,7 +674,7 @@ def _first_trials(setup: Setup, compile_limit_s: float, trial_s: float, count: i
     # Only ratios of rates matter.
     tell(space.baseline, 1.0)
     proposals: list[Proposal] = []
-    while len(proposals) < count:
+    while len(proposals) < min(_PREDICTED, spec.trials - 1 if spec.trials else _PREDICTED):
         proposal = sampler.look(study).proposal
         if proposal is None:
             break

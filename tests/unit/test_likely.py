@@ -28,7 +28,7 @@ from .answered import Case, Launcher, Training, answer
 from .world import FIXED, World, plain
 
 #: By the rate, whatever else.
-JUDGING = cast(Any, SimpleNamespace(by_rate=True, required=ANYTHING))
+JUDGING = cast(Any, SimpleNamespace(device="cpu", by_rate=True, required=ANYTHING))
 #: No time for a launch of each in turns.
 SCARCE = Case(seed=0, noise=0.05, launch_s=10.0, launches=4.0, script=False)
 
@@ -190,7 +190,7 @@ def test_a_slow_launch_of_the_baseline_is_no_evidence_beside_its_others() -> Non
     space = SimpleNamespace(baseline=own.config)
 
     def views() -> list[tuple[float, float, str]]:
-        compared = Comparison(JUDGING, [own, kept, other], prior=prior)
+        compared = Comparison(JUDGING, [own, kept, other])
         shown = _by_launches(other, compared, space, prior)  # type: ignore[arg-type]
         return [(math.exp(v.log), v.se * stats.t_quantile(v.degrees), v.words) for v in shown]
 
@@ -215,7 +215,7 @@ def test_windows_that_scatter_add_to_an_assumed_noise_between_launches() -> None
             for n, rate in ((0, 1000.0), (1, 1500.0))
         )
         prior = stats.PRIORS["cpu"]
-        compared = Comparison(JUDGING, [own, other], prior=prior)
+        compared = Comparison(JUDGING, [own, other])
         (view,) = _by_launches(other, compared, SimpleNamespace(baseline=own.config), prior)  # type: ignore[arg-type]
         return view.se
 

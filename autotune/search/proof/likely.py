@@ -185,7 +185,7 @@ def telling_heats(space: Space, trials: Sequence[Trial], heats: Sequence[StudyHe
     return [heat.heat for heat in heats if heat.heat.side == "device"] if is_device_bound(space, trials) else []
 
 
-def proof_takes_s(contest: Contest, noise: stats.LaunchNoise, likely: Standing | None = None) -> float:
+def proof_takes_s(contest: Contest, noise: stats.LaunchNoise, likely: Standing | None) -> float:
     """Estimate how many seconds more than are left a proof would take: launches in turns of all that may still be the
     fastest until the observed ratio, or at least `LEAST_RATIO`, is shown; the check of how a script trains; and the
     time reserved for the ceilings.

@@ -216,17 +216,11 @@ class Comparison:
 
     Args:
         entrants: the first is the baseline.
-        prior: noise of one launch before there are repeats.
         compiled_s: compile time with a cold cache in seconds, by graph, as observed by the search.
     """
 
     def __init__(
-        self,
-        context: ProofContext,
-        entrants: Sequence[Entrant],
-        *,
-        prior: stats.LaunchNoise,
-        compiled_s: Mapping[str, float] = MappingProxyType({}),
+        self, context: ProofContext, entrants: Sequence[Entrant], compiled_s: Mapping[str, float] = MappingProxyType({})
     ) -> None:
         self._context, self._entrants, self._compiled_s = context, entrants, compiled_s
         rounds = max((len(e.rounds) for e in entrants), default=0)
@@ -237,13 +231,12 @@ class Comparison:
         }
         # Two rounds reveal little about their noise, and the prior may be far off (virtual cores vary by 10 % from
         # launch to launch), so the search's launches of the same configurations are included.
-        noise = self.launch_noise(prior)
+        noise = self.launch_noise(stats.PRIORS[context.device])
         errors = [m.relative_se for e in entrants for m in e.again if m.relative_se is not None]
         # It is at least the uncertainty within the launches' own windows.
         within_sd = math.sqrt(mean(se**2 for se in errors)) if errors else 0.0
-        prior = replace(noise, sd=within_sd, learnt=False) if stats.outdone(noise, within_sd) else noise
-        self._rounds = stats.compare_rounds(self._rows, prior=prior) if len(self._rows) > 1 else None
-        self._prior = prior
+        self._prior = replace(noise, sd=within_sd, learnt=False) if stats.outdone(noise, within_sd) else noise
+        self._rounds = stats.compare_rounds(self._rows, prior=self._prior) if len(self._rows) > 1 else None
 
     def launch_noise(self, prior: stats.LaunchNoise) -> stats.LaunchNoise:
         """Return the noise of one launch at any time, estimated from all launches, the search's included."""
@@ -415,22 +408,13 @@ class Race:
 
     Args:
         entrants: the others are compared with the first.
-        purpose: first word of the launches' names.
-        prior: noise of one launch before there are repeats; ``None`` for the device's usual noise.
     """
 
-    def __init__(
-        self,
-        context: ProofContext,
-        entrants: Sequence[Entrant],
-        *,
-        purpose: str = "verify",
-        prior: stats.LaunchNoise | None = None,
-    ) -> None:
+    def __init__(self, context: ProofContext, entrants: Sequence[Entrant]) -> None:
         self.context = context
         self.entrants = list(entrants)
-        self.prior = prior or stats.PRIORS[context.device]
-        self.purpose = purpose
+        #: The first word of the launches' names.
+        self.purpose = "verify"
         #: Compile time with a cold cache in seconds, by graph, as far as it has been observed.
         self.compiled_s = dict(context.compiled_s)
         self._number = 0
@@ -692,7 +676,7 @@ class Race:
 
     def compared(self) -> Comparison:
         """Compare the entrants by the rounds so far."""
-        return Comparison(self.context, self.entrants, prior=self.prior, compiled_s=self.compiled_s)
+        return Comparison(self.context, self.entrants, compiled_s=self.compiled_s)
 
 
 def expected_s(racing: Sequence[Entrant]) -> float:
