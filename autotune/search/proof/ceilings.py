@@ -416,13 +416,18 @@ def check_holding(context: ProofContext, winner: Entrant, share_s: float) -> Hol
     if passed is False:
         winner.out = f"did not hold: {reason}"
         context.observer.says(f"{winner.title} {winner.out}")
+    sustained_per_s = None
+    if result.hold is not None and result.hold.sustained_per_s is not None and winner.seen:
+        # The turns of epochs take the same fraction of it as in the timed launches.
+        turns = fmean(m.samples_per_s / m.steady_per_s for m in winner.seen)
+        sustained_per_s = turns * result.hold.sustained_per_s
     return HoldVerdict(
         trial=number,
         passed=passed,
         reason=reason,
         hold=result.hold,
         headroom_wanted=HEADROOM,
-        sustained_per_s=_sustained_per_s(result.hold, winner),
+        sustained_per_s=sustained_per_s,
     )
 
 
@@ -455,14 +460,6 @@ def _beyond_required(context: ProofContext, hold: Hold) -> str | None:
             peak = figure_text(memory, hold.peak_bytes)
             return f"it took {peak} in a longer training with an evaluation, and {requirement} is required"
     return None
-
-
-def _sustained_per_s(hold: Hold | None, winner: Entrant) -> float | None:
-    """Return the sustained rate including the turns of epochs, which take the same fraction of it as in the timed
-    launches."""
-    if hold is None or hold.sustained_per_s is None or not winner.seen:
-        return None
-    return hold.sustained_per_s * fmean(m.samples_per_s / m.steady_per_s for m in winner.seen)
 
 
 # Measures the gain of each knob by racing the winner against itself with one knob set back to the baseline's value.

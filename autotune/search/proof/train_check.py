@@ -570,11 +570,6 @@ def _check_name(store: str, config: Config) -> str:
     return f"check-{store}-{_digest(config)}"
 
 
-def _earlier_check(context: ProofContext, config: Config) -> TrialResult | None:
-    """Return the launch in which a configuration was checked; ``None`` if it was not."""
-    return context.launches.finished(_check_name(_store(context, _reference(config, context)), config), config)
-
-
 def _check(context: ProofContext, group: _Group, yardstick: _References) -> TrainVerdict:
     if not yardstick.first(1):
         return _verdict(context, group, None, yardstick.failed)
@@ -702,7 +697,9 @@ def check_data(context: ProofContext, one: Entrant) -> DataVerdict:
     plan = plan_beside(baseline_deliveries)
     if plan is None:
         return _not(one, baseline_deliveries.lost or "no batch of a loader of PyTorch's was seen")
-    result = _earlier_check(context, config)
+    # The check of how it trains may have noted it.
+    name = _check_name(_store(context, _reference(config, context)), config)
+    result = context.launches.finished(name, config)
     if result is None or result.check is None or result.check.deliveries is None:
         result = _result(context, f"data-{_digest(config)}", f"comparing what trial {number} loads", config, plan)
     if result is None:

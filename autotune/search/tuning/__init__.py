@@ -97,7 +97,12 @@ def tune(
         KeyboardInterrupt: after Ctrl-C.
     """
     try:
-        parsed = _parsed(options)
+        parsed = {}
+        for name, value in options.items():
+            if name not in ARGUMENTS:
+                raise UnknownNameError("argument of autotune.tune", name, ARGUMENTS)
+            if value is not None:
+                parsed[ARGUMENTS[name].name] = ARGUMENTS[name].parsed(value)
         studies: Path = parsed.get("studies_dir", DEFAULT_STUDIES)
         parsed["model"] = _model(model, {"dataset": dataset, "optimizer": optimizer, "loss": loss}, studies)
         spec = spec_of(parsed, mark=uuid.uuid4().hex, created=timestamp())
@@ -139,24 +144,15 @@ def resume(
         raise _for_python(error) from None
 
 
-def _parsed(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of options by name, as the command line's parser would have returned them."""
-    parsed = {}
-    for name, value in options.items():
-        if name not in ARGUMENTS:
-            raise UnknownNameError("argument of autotune.tune", name, ARGUMENTS)
-        if value is not None:
-            parsed[ARGUMENTS[name].name] = ARGUMENTS[name].parsed(value)
-    return parsed
-
-
 def _model(model: object, others: Mapping[str, object | None], studies: Path) -> str:
     given = [name for name, function in others.items() if function is not None]
     if isinstance(model, str | os.PathLike):
         if given:
             raise UsageError(f"{', '.join(given)} cannot be given beside a name or a file", advice="leave them out.")
         return str(ARGUMENTS["model"].parsed(model))
-    if not given and not is_live("model", model) and not _is_function(model):
+    # The first of four functions, and no workload as a whole.
+    is_function = callable(model) and not isinstance(model, type) and not hasattr(model, "dataset")
+    if not given and not is_live("model", model) and not is_function:
         return model_argument(model, studies)
     missing = [name for name in others if name not in given]
     if missing:
@@ -168,11 +164,6 @@ def _model(model: object, others: Mapping[str, object | None], studies: Path) ->
     if any(is_live(name, part) for name, part in parts.items()):
         return carried_argument(parts, studies)
     return model_argument(parts, studies)
-
-
-def _is_function(model: object) -> bool:
-    """Return whether it may be the first of four functions, and is no workload as a whole."""
-    return callable(model) and not isinstance(model, type) and not hasattr(model, "dataset")
 
 
 def _progress() -> Observer:
