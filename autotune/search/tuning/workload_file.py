@@ -471,12 +471,8 @@ def _pickled(name: str, part: object, model: object) -> bytes:
         raise UsageError(f"{path} cannot be copied into other processes: {why}", advice=_GIVE_A_FUNCTION) from None
 
 
-class _Refused(Exception):
+class _Refused(UsageError):
     """What could be pickled, but would not be the same training."""
-
-    def __init__(self, reason: str, advice: str) -> None:
-        super().__init__(reason)
-        self.advice = advice
 
 
 def _dumps(value: object, model: object | None) -> bytes:
@@ -491,16 +487,16 @@ def _dumps(value: object, model: object | None) -> bytes:
         def reducer_override(self, found: Any) -> Any:
             if _is("Tensor", found) and found.device.type != "cpu":
                 advice = "move it to the CPU: trials need the memory of the card, and move their own copies there."
-                raise _Refused(f"is on the device {found.device}", advice)
+                raise _Refused(f"is on the device {found.device}", advice=advice)
             if isinstance(found, io.IOBase) and not isinstance(found, io.StringIO | io.BytesIO):
-                raise _Refused("is an open file, which other processes do not have", _GIVE_A_FUNCTION)
+                raise _Refused("is an open file, which other processes do not have", advice=_GIVE_A_FUNCTION)
             if model is not None and _is_module(found):
                 if found is model:
                     advice = "let the function use its argument."
-                    raise _Refused("is the model itself, of which trials train copies", advice)
+                    raise _Refused("is the model itself, of which trials train copies", advice=advice)
                 if any(True for _ in found.parameters()):
                     advice = "make it a part of the model, which is the argument."
-                    raise _Refused("has parameters, of which each function would have a copy", advice)
+                    raise _Refused("has parameters, of which each function would have a copy", advice=advice)
             return super().reducer_override(found)
 
     buffer = io.BytesIO()
