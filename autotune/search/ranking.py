@@ -1,4 +1,4 @@
-"""Trials ranked by a figure, and a profile of any of them."""
+"""The configurations of a study ranked again, without launching anything, and a profile of any of them."""
 
 from __future__ import annotations
 
@@ -35,8 +35,6 @@ from autotune.study.history import read_launches
 from autotune.study.tables import read_heats, read_trials
 from autotune.workload.catalog import find_objective
 from autotune.workload.scoring import Scorer
-
-# Ranks the configurations of a study again: by another objective, or under other requirements. Launches nothing.
 
 #: Prefixes of the names of launches that were made in turns (`autotune.search.proof.race`).
 _IN_TURNS = ("verify", "narrow", "simpler", "ablate")

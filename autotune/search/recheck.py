@@ -103,8 +103,6 @@ def causes(
         yield f"the machine is as fast as then, within the usual scatter: the baseline gives {ratio_text(ratio)}."
 
 
-# The check of a profile's promise: its configuration and its baseline are launched again, in turns.
-
 #: Fraction of the promise that is wanted by default.
 AT_LEAST = 0.95
 #: Number of rounds for a profile that is the baseline itself, for which there is no ratio to measure.

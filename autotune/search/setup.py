@@ -131,8 +131,6 @@ def _others(files: StudyFiles) -> list[tuple[str, StudySpec, Outcome]]:
     return sorted(studies, key=lambda study: study[1].created, reverse=True)
 
 
-# Preparing the data of a search: generated photographs, a slow store, the page cache.
-
 #: Time limit for dropping data from the page cache, in seconds.
 EVICT_S = 20.0
 
@@ -316,8 +314,6 @@ def run_of(files: StudyFiles, spec: StudySpec, ref: WorkloadRef, env: Environmen
         devices = (Device(facts.device, facts.gpu, cores=facts.cores),) * lanes.count
         yield replace(run, devices=devices, away=facts)
 
-
-# The setup of a search before its first trial: data, probe and legal space.
 
 #: Number of batches to repeat if a data set caches its samples.
 _REPEATED = 16

@@ -33,8 +33,6 @@ from autotune.workload.data import sets as data_sets
 #: The data of a workload's first probe, in which it reports the data it needs, and of all launches of a script.
 NO_DATA = DataRef(kind="none")
 
-# The user's training script in place of a workload: checks of the request for it, its file, and its name.
-
 #: If a script takes this long to begin training, the user is told how many launches fit, unless that is enough.
 SLOW_START_S, ENOUGH = 15.0, 30
 #: With this many launches, a search gets somewhere: a baseline, heats, a few trials, two finalists launched again.

@@ -36,7 +36,7 @@ from autotune.space import canonical, device_part, is_checked_by, is_loaders, ke
 from autotune.space.formatting import listed
 from autotune.stats import compare_data, plan_beside
 
-# Judges from the results of a finalist's launches whether it trains correctly and stays within memory.
+# Judges from the results of a finalist's launches whether it trains correctly.
 #
 # A fast configuration can be silently wrong: a number format in which the loss overflows, a layout that scrambles the
 # input, a compiler that drops a gradient. The yardstick is the scatter of eager fp32, as in MLPerf's reference

@@ -252,9 +252,6 @@ def _document() -> None:
 _document()
 
 
-# The result: a study to look at, with the profile to apply.
-
-
 class Study:
     """A study: what a search found, its trials, its report, and its profile.
 
