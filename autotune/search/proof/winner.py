@@ -257,8 +257,8 @@ class Contest:
         return any(verdict.passed is False and covers(verdict, one) for verdict in self.checks)
 
     def choose(self, complete: Sequence[Trial], noise: stats.LaunchNoise) -> list[Trial]:
-        """Return the trials to enter next, of the complete ones, most promising first, and with the noise of the
-        search's launches."""
+        """Return the trials to enter next out of the complete ones, which are sorted by promise; the noise is that of
+        the search's launches."""
         race, baseline, required = self.race, self.race.baseline, self.race.context.required
         entered = {one.trial.number for one in race.entrants}
         new = [t for t in complete if t.number not in entered and required.allow(t)]
@@ -571,12 +571,15 @@ def _without_useless(
     """
     race, checks, final_hold = contest.race, contest.checks, hold
     context, limit_s = race.context, race.context.budget_s
-    # A winner that is known to train correctly is not given up for one that is not.
+    # A winner that is known to train correctly, or to load the same data, is not given up for one that is not.
     is_winner_checked = any(verdict.passed and covers(verdict, winner) for verdict in checks)
+    winner_data = contest.data_of(winner)
 
     def passes(simpler: Entrant) -> bool:
         nonlocal final_hold
-        if not contest.delivers(simpler) or _is_less(contest.data_of(simpler), contest.data_of(winner)):
+        delivers, data = contest.delivers(simpler), contest.data_of(simpler)
+        is_less = winner_data is not None and winner_data.passed and (data is None or not data.passed)
+        if not delivers or is_less:
             return False
         verdicts: list[TrainVerdict] = []
         if maths_part(simpler.config) != maths_part(winner.config):
@@ -593,11 +596,6 @@ def _without_useless(
         return True
 
     return set_back_useless(race, winner, parts, passes), final_hold
-
-
-def _is_less(data: DataVerdict | None, known: DataVerdict | None) -> bool:
-    """Return whether a winner whose data were compared would be given up for one whose data were not."""
-    return known is not None and bool(known.passed) and (data is None or not data.passed)
 
 
 def _needs_holding(simpler: Entrant, winner: Entrant, hold: HoldVerdict | None) -> bool:
