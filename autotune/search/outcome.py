@@ -177,10 +177,7 @@ def _gain(space: Space, trials: Sequence[Trial], part: str) -> float | None:
 
 
 def _is_known(result: TrialResult) -> bool:
-    """Return whether a result says something about its configuration: it has a rate, or cannot run here.
-
-    A timeout may be autotune's own doing: a trial gets at most the time left for searching.
-    """
+    # A timeout may be autotune's own doing: a trial gets at most the time left for searching.
     return result.status not in _UNKNOWN
 
 

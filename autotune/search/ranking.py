@@ -237,11 +237,8 @@ def _among_the_fastest(rows: Sequence[Ranked], within: float) -> list[Ranked]:
 
 
 def _with_overtaking(rows: Sequence[Ranked], ranks: int) -> list[Ranked]:
-    """Fill in the step from which each compiled configuration is ahead of the fastest eager one.
-
-    If start-up and first step take f seconds and the rate is r, n samples take f + n / r seconds. The two are equal at
-    n = (f_compiled - f_eager) / (1 / r_eager - 1 / r_compiled).
-    """
+    """Fill in the step from which each compiled configuration is ahead of the fastest eager one, by the formula of
+    `autotune.search.outcome.break_even_of`."""
     eager = [row for row in rows if not compiles(row.config)]
     fastest = max(eager, key=lambda row: row.samples_per_s, default=None)
     filled = []

@@ -267,10 +267,8 @@ class Comparison:
         return self._rounds.fit.difference(one.name, other.name) is not None
 
     def contenders(self) -> list[Entrant]:
-        """Return the entrants that can win: the baseline, and those launched in turns with it.
-
-        The search's own figures do not count: they are too good on average, and were measured at other times.
-        """
+        """Return the entrants that can win: the baseline, and those launched in turns with it. The search's own figures
+        do not count: they are too good on average, and were measured at other times."""
         return [e for e in self._entrants if e.out is None and self.in_turns(e, self.baseline)]
 
     def rivals(self, one: Entrant) -> int:
@@ -355,10 +353,8 @@ class Comparison:
         return self.standing(one).score
 
     def leader(self, group: Sequence[Entrant]) -> Entrant:
-        """Return the best of a group by the objective or, if that is the rate, by the ratio to the baseline.
-
-        The machine's drift cancels out in the ratio; entrants that dropped out early ran in other rounds than the rest.
-        """
+        """Return the best of a group by the objective or, if that is the rate, by the ratio to the baseline, in which
+        drift cancels: entrants that dropped out early ran in other rounds than the rest."""
         if self._context.by_rate:
             return max(group, key=lambda e: self.ratio(e, self.baseline)[0])
         return max(group, key=self.score)
@@ -546,10 +542,8 @@ class Race:
             is_known, is_done = self._known_well_enough(racing), is_known
 
     def _for_one_more(self, left_s: float) -> list[Entrant]:
-        """Return the entrants of one more round: the baseline and as many of the fastest so far as there is time for.
-
-        A round of two proves more than no round of three.
-        """
+        """Return the entrants of one more round: the baseline and as many of the fastest so far as there is time for. A
+        round of two proves more than no round of three."""
         racing, others = self._racing, [e for e in self._racing if e is not self.baseline and e.out is None]
         if self.context.by_rate and all(e.again for e in others):
             others.sort(key=lambda e: -e.again[-1].samples_per_s)

@@ -549,11 +549,8 @@ def _narrow(race: Race, winner: Entrant) -> None:
 
 
 def _promising(one: Entrant, baseline: Entrant, noise: stats.LaunchNoise) -> bool:
-    """Return whether a configuration may be faster than the baseline, judging by the search's own launches of both.
-
-    These took place at different times, so the ratio only tells whether another launch is worthwhile; it is never
-    shown.
-    """
+    """Return whether a configuration may be faster than the baseline, judging by the search's own launches of both,
+    which took place at different times: the ratio only tells whether another launch is worthwhile."""
     rate, baseline_rate = one.trial.rate_per_s, baseline.trial.rate_per_s
     if not rate or not baseline_rate:
         return True

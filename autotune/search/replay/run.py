@@ -157,11 +157,8 @@ class ReplayLauncher:
         return self._compiled_s(entrant.config, entrant.first_step_s or 0.0, warm=False)
 
     def _compiled_s(self, config: Config, recorded_s: float, *, warm: bool | None) -> float:
-        """Return the duration in seconds of a first step.
-
-        If the recorded cache state differs from the replayed one, use the median of the launches of the same graph with
-        the right cache state.
-        """
+        """Return the duration in seconds of a first step: if the recorded cache state differs from the replayed one,
+        the median of the launches of the same graph with the right cache state."""
         if not compiles(config):
             return recorded_s
         graph, now = key(device_part(config)), self._clock.now()
