@@ -58,7 +58,8 @@ from autotune.knobs.num_workers import workers_of
 from autotune.launcher.watch import Watch, open_folder
 from autotune.machine.gpu import Gpu
 from autotune.search import setup
-from autotune.search.replay.surface import PARTS, Row, ShownEntrant, replay_heat
+from autotune.search.replay import PARTS, Row, ShownEntrant
+from autotune.search.replay.run import replay_heat
 from autotune.search.request import Device
 from autotune.search.setup import Environment
 from autotune.space import device_part, key

@@ -1,6 +1,6 @@
 """Searches in virtual time, with launches drawn from a recording of equal launches and a planted slowdown.
 
-The verification is autotune's own (`autotune.search.proof.prove`). A search uses launches that were recorded
+The verification is autotune's own (`autotune.search.proof.winner.prove`). A search uses launches that were recorded
 consecutively (a block bootstrap: Künsch, "The jackknife and the bootstrap for general stationary observations", Annals
 of Statistics 17, 1989), so that drift and slow periods are preserved.
 """
@@ -18,7 +18,8 @@ from autotune import stats
 from autotune.base.layout import StudyFiles
 from autotune.base.observer import Observer
 from autotune.base.records import DataRef, Goal, LaunchKind, Measurement, Trial, TrialSpec, WorkloadRef
-from autotune.search.proof import Contest, Proof, ProofContext, prove
+from autotune.search.proof import ProofContext
+from autotune.search.proof.winner import Contest, Proof, prove
 from autotune.space import Space, SpaceRequest, build_space
 from autotune.study.budget import Budget
 from autotune.study.launches import LaunchConditions, Launches, once

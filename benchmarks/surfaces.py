@@ -7,7 +7,7 @@ DESIGN is the name of one in `benchmarks.designs`, or a JSON file with the same 
 twice, in random order, with a launch of the baseline before every tenth; then the device alone and the loader alone,
 once for each part of a configuration that they depend on; last, heats of the device and of the loader, in which nobody
 drops out. Each launch is appended as a line when it ends. A recording interrupted with Ctrl-C can be continued. Run
-nothing else meanwhile. See `autotune.search.replay.surface` for the format.
+nothing else meanwhile. See `autotune.search.replay` for the format.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from autotune.knobs import spell
 from autotune.launcher import ProcessLauncher
 from autotune.machine.host import read_host
 from autotune.search import Environment
-from autotune.search.replay import PARTS, Heading, Row, Surface, read_surface, row_of
+from autotune.search.replay import PARTS, Heading, Row, Surface, read_surface
 from autotune.search.request import check_request
 from autotune.search.setup import run_of, set_up
 from autotune.space import Space, canonical, device_part, key, loader_part
@@ -55,6 +55,7 @@ from autotune.stats import Rate
 from autotune.study.launches import BUSY_FRACTION, LaunchConditions
 from benchmarks.designs import DESIGNS, Design, heats
 from benchmarks.launching import WORKLOADS, run
+from benchmarks.rows import row_of
 from benchmarks.tables import machine
 from tests.support import run_heat
 

@@ -27,9 +27,8 @@ from autotune.machine.cpu_load import Rapl
 from autotune.machine.gpu import CardWatch
 from autotune.machine.host import read_host
 from autotune.profile import CODE, Profile, read, unlike, warnings_for
-from autotune.search.devices import cards_for
 from autotune.search.recheck import refuse_behind_store
-from autotune.search.request import model_of, resolve_device
+from autotune.search.request import cards_for, model_of, resolve_device
 from autotune.space import environment
 from autotune.space.formatting import count, one_line, rate_text, seconds_text
 from autotune.study.request import option

@@ -6,16 +6,19 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+
+import optuna
 
 from autotune.base.clock import timestamp
 from autotune.base.errors import MachineError, NoVerdictError
 from autotune.base.records import (
     BreakEven,
+    Config,
     Edge,
     Finding,
     HeatEntrant,
     Limit,
+    Measurement,
     Outcome,
     Standing,
     StudyHeat,
@@ -31,16 +34,16 @@ from autotune.knobs.knob import OTHERS
 from autotune.knobs.num_workers import WORKERS, workers_of
 from autotune.profile import Compared, Conditions, Gives, Measured, Profile, ProfileWorkload, Provenance, Versions
 from autotune.report.sentences import data_of, measurement_of
-from autotune.search.proof import Proof
-from autotune.search.proof.winner import MAY_BE_FASTER
+from autotune.search.proof.likely import proof_takes_s, telling_heats
+from autotune.search.proof.winner import MAY_BE_FASTER, Contest, Proof
 from autotune.search.setup import Setup
 from autotune.search.study_folders import resume_command, study_argument
 from autotune.search.subject import own_folders
 from autotune.space import Lessons, Space, device_part, key, loads_as, maths_part
 from autotune.space.formatting import count, describe, interval_text, likely_by, listed, ratio_text
-from autotune.study.agenda import is_device_bound
 from autotune.study.budget import LEAST_LAUNCHES
 from autotune.study.history import seconds_by_purpose
+from autotune.study.loop import StudyLoop
 from autotune.study.request import command_of
 
 # The finding of a search: what its measurements show about the baseline, or why they show nothing.
@@ -93,14 +96,14 @@ class Coverage:
 
 def coverage(space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat] = ()) -> Coverage:
     """Count what the trials and heats of a search compared with the baseline."""
-    last = {key(t.config): t.result for t in trials if t.config and key(t.config) != key(space.baseline)}
+    last: dict[str, TrialResult] = {}
     for trial in trials:
+        name = key(trial.config)
         # A later attempt that was cut short does not invalidate a result.
-        if trial.config and key(trial.config) in last and _is_known(trial.result):
-            last[key(trial.config)] = trial.result
-    results = last.values()
-    compared = [heat for heat in heats if heat.heat.side == "device"] if is_device_bound(space, trials) else []
-    entrants = [e for heat in compared for e in heat.heat.entrants]
+        is_newer = name not in last or _is_known(trial.result) or not _is_known(last[name])
+        if trial.config and name != key(space.baseline) and is_newer:
+            last[name] = trial.result
+    entrants = [e for heat in telling_heats(space, trials, heats) for e in heat.entrants]
     tried = {name for name, r in last.items() if r.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED)}
     ran = tried | {key(e.config) for e in entrants if e.ratio is not None} - {key(space.baseline)}
     settled = {name for name, last_result in last.items() if _is_known(last_result)} | ran | {key(space.baseline)}
@@ -108,17 +111,14 @@ def coverage(space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat] =
     shown = [e for e in entrants if e.ratio is not None or e.status is not TrialStatus.COMPLETE]
     settled |= {key(e.config) for e in shown if e.status not in _UNKNOWN}
     lessons = Lessons()
-    for entrant in entrants:
-        lessons.learn(entrant.status, entrant.config, cannot_compile=entrant.cannot_compile, refuses=entrant.refuses)
-    for trial in trials:
-        if trial.config:
-            result = trial.result
-            lessons.learn(result.status, trial.config, cannot_compile=result.cannot_compile, refuses=result.refuses)
+    ended: list[tuple[Config, HeatEntrant | TrialResult]] = [(e.config, e) for e in entrants]
+    for config, result in [*ended, *((t.config, t.result) for t in trials if t.config)]:
+        lessons.learn(result.status, config, cannot_compile=result.cannot_compile, refuses=result.refuses)
     return Coverage(
         tried=len(tried),
         measured=len(ran),
         failed=len(settled - ran) - 1,
-        disturbed=tuple(r for r in results if r.status is TrialStatus.INTERRUPTED and r.transient),
+        disturbed=tuple(r for r in last.values() if r.status is TrialStatus.INTERRUPTED and r.transient),
         everything=all(key(c) in settled or lessons.rule_out(c) for c in space.grid()),
     )
 
@@ -151,10 +151,8 @@ def _untried(
             lessons.learn_wrong(verdict.config, space.changed_maths(verdict.config))
     tried = {key(device_part(t.config)) for t in trials if t.config and _is_known(t.result)}
     own, in_heats = (key(device_part(config)) for config in (space.baseline, space.in_heats(space.baseline)))
-    for heat in heats if is_device_bound(space, trials) else ():
-        if heat.heat.side != "device":
-            continue
-        rows = {key(device_part(e.config)): e for e in heat.heat.entrants if e.ratio is not None}
+    for heat in telling_heats(space, trials, heats):
+        rows = {key(device_part(e.config)): e for e in heat.entrants if e.ratio is not None}
         row = rows.get(own) or rows.get(in_heats)
         if row is None:
             continue
@@ -169,8 +167,7 @@ def _untried(
 
 
 def _gain(space: Space, trials: Sequence[Trial], part: str) -> float | None:
-    """Return how many times as fast as the baseline trials with this device's part were that load alike; ``None`` if
-    there was none."""
+    """Return how many times as fast as the baseline trials with this device's part were that load alike, if known."""
     rates: dict[str, float] = {}
     for trial in trials:
         if trial.result.measurement is not None and loads_as(trial.config, space.baseline):
@@ -180,20 +177,12 @@ def _gain(space: Space, trials: Sequence[Trial], part: str) -> float | None:
 
 
 def _is_known(result: TrialResult) -> bool:
-    """Return whether a result says something about its configuration: it has a rate, or cannot run here.
-
-    A timeout may be autotune's own doing: a trial gets at most the time left for searching.
-    """
+    # A timeout may be autotune's own doing: a trial gets at most the time left for searching.
     return result.status not in _UNKNOWN
 
 
 def raise_if_nothing_compared(
-    space: Space,
-    trials: Sequence[Trial],
-    heats: Sequence[StudyHeat],
-    stopped: str,
-    *,
-    trials_asked: int | None,
+    space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat], stopped: str, *, trials_asked: int | None
 ) -> None:
     """Raise if nothing but the baseline could be measured, although more was to be tried.
 
@@ -264,37 +253,36 @@ def _disturbance(found: Coverage) -> str:
 
 @dataclass(frozen=True)
 class Course:
-    """The course of a search.
+    """The course of a search: its loop, its contest, and why it ended, one sentence."""
 
-    Attributes:
-        stopped: why the search ended, one sentence.
-        elapsed_s: the used part of the budget, in seconds.
-        measured_s: seconds inside kept windows.
-        wait_s: seconds spent waiting for a quiet device, which the budget does not count.
-        epoch_samples: samples between two epoch turns; ``None`` if unknown.
-        samples_read: samples read by all launches together; ``None`` if a script trains.
-        more_s: seconds that a proof would take beyond the budget.
-    """
-
-    trials: Sequence[Trial]
+    study: StudyLoop
+    contest: Contest
     stopped: str
-    elapsed_s: float
-    measured_s: float
-    wait_s: float
-    epoch_samples: int | None
-    samples_read: int | None = None
-    more_s: float = 0.0
-    counts: str = "samples"
+
+    @property
+    def trials(self) -> Sequence[Trial]:
+        return self.study.history.trials
+
+    @property
+    def baseline(self) -> Measurement | None:
+        """The baseline's own trial."""
+        return self.contest.race.baseline.trial.result.measurement
 
 
 def outcome_of(setup: Setup, proof: Proof, course: Course, conclusion: Conclusion) -> Outcome:
     """Return the outcome of a finished search."""
-    files, spec = setup.run.files, setup.run.spec
+    files, spec, elapsed_s = setup.run.files, setup.run.spec, setup.run.budget.spent_s
+    launches, noise = course.contest.race.context.launches, course.study.noise
+    more_s = proof_takes_s(course.contest, noise, proof.best if conclusion.evidence else None)
     cpu = setup.probe.device == "cpu"
     open_ = conclusion.finding is Finding.OPEN
     unproven = open_ or conclusion.finding is Finding.LIKELY
     # More time does not yield more trials than were requested.
     others = [s for s in proof.finalists if s.trial != proof.baseline.trial and s.trial not in proof.dropped]
+    # Known to train as the baseline does. Those of a script are checked only if they are ahead.
+    passed = {number for verdict in proof.checks if verdict.passed for number in verdict.trials}
+    own_maths = maths_part(proof.baseline.config)
+    trusted = [s for s in proof.finalists if s.trial in passed or maths_part(s.config) == own_maths]
     may_prove = others or proof.unproven or proof.doubted
     spent = open_ and not may_prove and spec.trials is not None and len(course.trials) >= spec.trials
     return Outcome(
@@ -304,11 +292,11 @@ def outcome_of(setup: Setup, proof: Proof, course: Course, conclusion: Conclusio
         because=conclusion.because,
         advice=conclusion.advice,
         evidence=conclusion.evidence,
-        again=resume_command(study_argument(files), course.more_s) if unproven and not spent else None,
+        again=resume_command(study_argument(files), more_s) if unproven and not spent else None,
         model=spec.model,
         command=setup.run.subject.words,
         flags=spec.flags,
-        counts=course.counts,
+        counts=course.baseline.counts if course.baseline else "samples",
         left=setup.run.subject.left(files),
         own_folders=own_folders(spec),
         folder=str(files.folder),
@@ -323,43 +311,24 @@ def outcome_of(setup: Setup, proof: Proof, course: Course, conclusion: Conclusio
         devices=len(setup.run.devices),
         image_size=setup.conditions.image_size,
         memory_is="host" if cpu else "device",
-        break_even=break_even_of(proof.best, _trusted(proof), course.trials),
+        break_even=break_even_of(proof.best, trusted, course.trials),
         edges=edges_of(setup, proof),
         no_more_workers=why_no_more_workers(setup),
         trials=dict(sorted(Counter(t.result.status.value for t in course.trials).items())),
-        elapsed_s=course.elapsed_s,
-        measured_s=course.measured_s,
+        elapsed_s=elapsed_s,
+        measured_s=launches.measured_s,
         data_s=setup.data_s,
         stopped=course.stopped,
-        wait_s=course.wait_s,
+        wait_s=setup.run.budget.waited_s,
         page_cache=setup.conditions.data.page_cache,
         epochs=spec.epochs,
         dataset_samples=setup.probe.dataset_samples,
-        samples_read=course.samples_read,
+        samples_read=None if setup.run.subject.words else launches.running.reading.samples,
         allow_busy=spec.allow_busy,
         ranks=setup.conditions.ranks,
-        ledger=seconds_by_purpose(files, course.elapsed_s),
-        baseline=proof.baseline,
-        best=proof.best,
-        best_same_batch=proof.best_same_batch,
-        finalists=proof.finalists,
-        baseline_unmet=proof.baseline_unmet,
-        tie=proof.tie,
-        dropped=proof.dropped,
-        bottlenecks=proof.bottlenecks,
-        checks=proof.checks,
-        hold=proof.hold,
-        ablation=proof.ablation,
-        data=proof.data,
+        ledger=seconds_by_purpose(files, elapsed_s),
+        **{name: value for name, value in vars(proof).items() if name in Outcome.model_fields},
     )
-
-
-def _trusted(proof: Proof) -> list[Standing]:
-    """Return the finalists that are known to train as the baseline does. Those of a script are checked only if they are
-    ahead."""
-    passed = {number for verdict in proof.checks if verdict.passed for number in verdict.trials}
-    baseline_maths = maths_part(proof.baseline.config)
-    return [s for s in proof.finalists if s.trial in passed or maths_part(s.config) == baseline_maths]
 
 
 def break_even_of(best: Standing, finalists: Sequence[Standing], trials: Sequence[Trial]) -> BreakEven | None:
@@ -432,15 +401,16 @@ def edges_of(setup: Setup, proof: Proof) -> tuple[Edge, ...]:
 def profile_of(setup: Setup, outcome: Outcome, course: Course) -> Profile:
     """Return the profile of a finished search."""
     best, same = outcome.best, outcome.best_same_batch
+    probe, driver = setup.probe, setup.fingerprint.values.get("driver")
     return Profile(
         workload=_workload(setup),
         configuration=best.config,
-        gives=_gives(outcome, course),
+        gives=_gives(outcome, course.trials),
         baseline=Measured(
             configuration=outcome.baseline.config,
             samples_per_second=outcome.baseline.samples_per_second,
             ci95=outcome.baseline.ci95,
-            learning_rate=_learning_rate(outcome.baseline, course),
+            learning_rate=_learning_rate(outcome.baseline, course.trials),
         ),
         best_same_batch=Compared(
             configuration=same.config,
@@ -455,7 +425,7 @@ def profile_of(setup: Setup, outcome: Outcome, course: Course) -> Profile:
             image_size=outcome.image_size,
             data=setup.conditions.data.kind,
             page_cache=outcome.page_cache,
-            epoch_samples=course.epoch_samples,
+            epoch_samples=(course.baseline.epoch_samples or None) if course.baseline else None,
             worker_start_method=setup.conditions.worker_start_method,
             seed=setup.conditions.seed,
             allow_busy=outcome.allow_busy,
@@ -465,7 +435,16 @@ def profile_of(setup: Setup, outcome: Outcome, course: Course) -> Profile:
             keeps_batch_size=setup.run.spec.keep_batch_size,
         ),
         fingerprint=setup.fingerprint,
-        versions=_versions(setup),
+        versions=Versions(
+            autotune=__version__,
+            torch=probe.torch_version,
+            torchvision=probe.torchvision_version,
+            optuna=optuna.__version__,
+            python=probe.python_version,
+            cuda=probe.cuda_version,
+            cudnn=probe.cudnn_version,
+            driver=None if driver is None else str(driver),
+        ),
         provenance=Provenance(
             study=outcome.study,
             trial=best.trial,
@@ -494,8 +473,10 @@ def _workload(setup: Setup) -> ProfileWorkload:
     )
 
 
-def _gives(outcome: Outcome, course: Course) -> Gives:
-    best = outcome.best
+def _gives(outcome: Outcome, trials: Sequence[Trial]) -> Gives:
+    best, data = outcome.best, data_of(outcome, outcome.best)
+    hold = outcome.hold if outcome.hold is not None and outcome.hold.trial == best.trial else None
+    checks = [c.passed for c in outcome.checks if best.trial in c.trials and best.config != outcome.baseline.config]
     return Gives(
         samples_per_second=best.samples_per_second,
         ci95=best.ci95,
@@ -509,63 +490,16 @@ def _gives(outcome: Outcome, course: Course) -> Gives:
         epoch_turn_seconds=best.epoch_turn_s,
         launches=best.launches,
         same_batch=best.config["batch_size"] == outcome.baseline.config["batch_size"],
-        trains_like_fp32=_trains(outcome),
-        same_data=_same_data(outcome),
-        memory_headroom=_headroom(outcome),
-        sustained_samples_per_second=_sustained_per_s(outcome),
-        learning_rate=_learning_rate(best, course),
+        trains_like_fp32=checks[0] if checks else None,
+        same_data=None if data is None else data.passed,
+        memory_headroom=None if hold is None or hold.hold is None else min(1.0, max(0.0, hold.hold.headroom)),
+        sustained_samples_per_second=None if hold is None else hold.sustained_per_s,
+        learning_rate=_learning_rate(best, trials),
         unproven=None if outcome.evidence is None else likely_by(outcome.evidence),
     )
 
 
-def _learning_rate(standing: Standing, course: Course) -> float | None:
-    measured = measurement_of(standing, course.trials)
+def _learning_rate(standing: Standing, trials: Sequence[Trial]) -> float | None:
+    measured = measurement_of(standing, trials)
     rate = None if measured is None else measured.learning_rate
     return rate if rate is not None and 0 <= rate < math.inf else None
-
-
-def _versions(setup: Setup) -> Versions:
-    probe = setup.probe
-    driver = setup.fingerprint.values.get("driver")
-    return Versions(
-        autotune=__version__,
-        torch=probe.torch_version,
-        torchvision=probe.torchvision_version,
-        optuna=_version("optuna"),
-        python=probe.python_version,
-        cuda=probe.cuda_version,
-        cudnn=probe.cudnn_version,
-        driver=None if driver is None else str(driver),
-    )
-
-
-def _trains(outcome: Outcome) -> bool | None:
-    """Whether the winner trains like eager fp32; ``None`` if this was not checked, or if the baseline is the winner."""
-    if outcome.best.config == outcome.baseline.config:
-        return None
-    return next((c.passed for c in outcome.checks if outcome.best.trial in c.trials), None)
-
-
-def _same_data(outcome: Outcome) -> bool | None:
-    """Whether the winner's loader delivers what the baseline's does; ``None`` if that was not compared."""
-    verdict = data_of(outcome, outcome.best)
-    return None if verdict is None else verdict.passed
-
-
-def _headroom(outcome: Outcome) -> float | None:
-    hold = outcome.hold
-    if hold is None or hold.hold is None or hold.trial != outcome.best.trial:
-        return None
-    return min(1.0, max(0.0, hold.hold.headroom))
-
-
-def _sustained_per_s(outcome: Outcome) -> float | None:
-    hold = outcome.hold
-    return None if hold is None or hold.trial != outcome.best.trial else hold.sustained_per_s
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None

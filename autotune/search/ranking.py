@@ -1,4 +1,4 @@
-"""Trials ranked by a figure, and a profile of any of them."""
+"""The configurations of a study ranked again, without launching anything, and a profile of any of them."""
 
 from __future__ import annotations
 
@@ -35,8 +35,6 @@ from autotune.study.history import read_launches
 from autotune.study.tables import read_heats, read_trials
 from autotune.workload.catalog import find_objective
 from autotune.workload.scoring import Scorer
-
-# Ranks the configurations of a study again: by another objective, or under other requirements. Launches nothing.
 
 #: Prefixes of the names of launches that were made in turns (`autotune.search.proof.race`).
 _IN_TURNS = ("verify", "narrow", "simpler", "ablate")
@@ -239,11 +237,8 @@ def _among_the_fastest(rows: Sequence[Ranked], within: float) -> list[Ranked]:
 
 
 def _with_overtaking(rows: Sequence[Ranked], ranks: int) -> list[Ranked]:
-    """Fill in the step from which each compiled configuration is ahead of the fastest eager one.
-
-    If start-up and first step take f seconds and the rate is r, n samples take f + n / r seconds. The two are equal at
-    n = (f_compiled - f_eager) / (1 / r_eager - 1 / r_compiled).
-    """
+    """Fill in the step from which each compiled configuration is ahead of the fastest eager one, by the formula of
+    `autotune.search.outcome.break_even_of`."""
     eager = [row for row in rows if not compiles(row.config)]
     fastest = max(eager, key=lambda row: row.samples_per_s, default=None)
     filled = []

@@ -23,7 +23,6 @@ from autotune.base.records import (
     Trial,
     TrialResult,
     TrialStatus,
-    Window,
 )
 from autotune.knobs import spell
 from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
@@ -32,7 +31,7 @@ from autotune.profile import Profile, check, warnings_for
 from autotune.profile.in_force import differences as differences_here
 from autotune.profile.in_force import look_here
 from autotune.profile.yaml import CODE, PROFILE
-from autotune.search.proof.context import ProofContext
+from autotune.search.proof import ProofContext
 from autotune.search.proof.race import MAX_ROUNDS, Comparison, Entrant, Race, ended_from_outside
 from autotune.search.request import check_request, model_of, require_linux
 from autotune.search.setup import Environment, run_of, set_up
@@ -42,8 +41,6 @@ from autotune.space.formatting import percent_text, ratio_text
 from autotune.study.history import read_launches
 from autotune.workload.catalog import find_objective
 from autotune.workload.scoring import Scorer
-
-# Why a promise is not kept: what is observed to be different now.
 
 #: Rates measured at different times differ by chance, by at most this many standard deviations of a launch.
 _SCATTER = 3
@@ -82,7 +79,15 @@ def causes(
         launches: all launches of the check; own: those of the profile's configuration.
     """
     yield from warnings_for(differences)
-    yield from _disturbances([w for m in launches for w in (*m.windows, *m.discarded)])
+    around = [w.around for m in launches for w in (*m.windows, *m.discarded) if w.around is not None]
+    if sum(bool(a.stops) for a in around) > _OFTEN * len(around):
+        yield "something keeps stopping and continuing its processes (SIGSTOP, as cpulimit does)."
+    foreign = [a.foreign_cores for a in around if a.foreign_cores is not None]
+    if foreign and fmean(foreign) > _FEW_CORES:
+        yield f"other processes, or the hypervisor, use {fmean(foreign):.1f} cores."
+    for bit, name in SLOWDOWNS.items():
+        if sum(bool((a.clocks_event_reasons or 0) & bit) for a in around) > _OFTEN * len(around):
+            yield f"{name} holds the card's clocks down."
     wait_then = profile.gives.loader_wait_fraction
     waits = [m.loader_wait_fraction for m in own if m.loader_wait_fraction is not None]
     if wait_then is not None and waits and fmean(waits) > wait_then + _WAITS:
@@ -98,22 +103,6 @@ def causes(
         yield f"the machine is as fast as then, within the usual scatter: the baseline gives {ratio_text(ratio)}."
 
 
-def _disturbances(windows: Sequence[Window]) -> Iterator[str]:
-    around = [w.around for w in windows if w.around is not None]
-    if not around:
-        return
-    if sum(bool(a.stops) for a in around) > _OFTEN * len(around):
-        yield "something keeps stopping and continuing its processes (SIGSTOP, as cpulimit does)."
-    foreign = [a.foreign_cores for a in around if a.foreign_cores is not None]
-    if foreign and fmean(foreign) > _FEW_CORES:
-        yield f"other processes, or the hypervisor, use {fmean(foreign):.1f} cores."
-    for bit, name in SLOWDOWNS.items():
-        if sum(bool((a.clocks_event_reasons or 0) & bit) for a in around) > _OFTEN * len(around):
-            yield f"{name} holds the card's clocks down."
-
-
-# The check of a profile's promise: its configuration and its baseline are launched again, in turns.
-
 #: Fraction of the promise that is wanted by default.
 AT_LEAST = 0.95
 #: Number of rounds for a profile that is the baseline itself, for which there is no ratio to measure.
@@ -125,9 +114,7 @@ class Recheck:
     """The result of the check. Rates are in samples per second, intervals at 95 %.
 
     Attributes:
-        launches: number of launches of the profile's configuration.
-        baseline: rate of the profile's baseline.
-        rate: rate of the profile's configuration.
+        launches, rate: of the profile's configuration. baseline: the rate of its baseline.
         speedup: ``(speedup, low, high)`` over the baseline; ``None`` for a profile that is the baseline itself.
         ratio: ``(ratio, low, high)`` of the speedup now over the promised one, or of the rates if there is no speedup.
         differences: rows ``(name, then, now)`` of what is different on this machine.
@@ -143,15 +130,15 @@ class Recheck:
     """
 
     launches: int
-    baseline: stats.Rate | None
-    rate: stats.Rate | None
-    speedup: tuple[float, float, float] | None
-    ratio: tuple[float, float, float] | None
     differences: tuple[tuple[str, str, str], ...]
+    baseline: stats.Rate | None = None
+    rate: stats.Rate | None = None
+    speedup: Ratio | None = None
+    ratio: Ratio | None = None
     failed: str | None = None
     unknown: bool = False
     by_rate: bool = False
-    rate_ratio: tuple[float, float, float] | None = None
+    rate_ratio: Ratio | None = None
     slack: float = 0.0
     sureness: float = 1.0
     another: bool = False
@@ -210,8 +197,7 @@ def recheck(
     most ``spec.budget_s`` seconds.
 
     Args:
-        spec: the request, from `request_for`.
-        folder: the folder for the launches' files.
+        spec: the request, from `request_for`. folder: for the launches' files.
         at_least: the fraction of the promise that is wanted.
         any_code: the figures decide even if the code is not what was measured, for example because the user names it.
 
@@ -233,7 +219,7 @@ def recheck(
         refused = setup.space.refusal(profile.configuration)
         if refused is not None:
             return _impossible(profile, refused, setup.fingerprint)
-        launches = setup.launches()
+        launches = setup.run.launches(setup.conditions)
         context = ProofContext(setup.space, launches, scorer, env.observer, env.stop)
         baseline = _entrant(0, profile.baseline.configuration)
         is_baseline = key(profile.configuration) == key(profile.baseline.configuration)
@@ -246,9 +232,12 @@ def recheck(
         else:
             race.run(spec.budget_s)
             # The race ends at a fixed precision of the ratio, which may not suffice to decide.
-            while baseline.again:
+            while baseline.again and race.rounds < MAX_ROUNDS:
                 result = _kept(profile, race.compared(), baseline, candidate, (), run.files)
-                if result.verdict(at_least) is not None or not _race_on(race):
+                if result.verdict(at_least) is not None or race.round_s(race.entrants) > launches.budget.left_s:
+                    break
+                race.round(race.entrants)
+                if len(race.still_racing) < 2:
                     break
         if not baseline.again:
             raise _no_baseline(_last(run.files, baseline))
@@ -260,15 +249,7 @@ def recheck(
 def _impossible(profile: Profile, refused: str, here: Fingerprint) -> Recheck:
     differences = tuple(differences_here(profile, here))
     reasons = tuple(causes(profile, differences, None, (), ()))
-    return Recheck(0, None, None, None, None, differences, f"it cannot run here: {refused}", causes=reasons)
-
-
-def _race_on(race: Race) -> bool:
-    """Run another round if there is time for one; return whether the race can go on."""
-    if race.rounds >= MAX_ROUNDS or race.round_s(race.entrants) > race.context.launches.budget.left_s:
-        return False
-    race.round(race.entrants)
-    return len(race.still_racing) > 1
+    return Recheck(0, differences, failed=f"it cannot run here: {refused}", causes=reasons)
 
 
 def request_for(
@@ -338,11 +319,8 @@ def refuse_behind_store(profile: Profile) -> None:
 
 def _entrant(number: int, config: Config) -> Entrant:
     """Return an entrant that has no earlier measurement. The first round shows how long its launches take."""
-    return Entrant(dict(config), Trial(number=number, config=config, result=_nothing(number)))
-
-
-def _nothing(number: int) -> TrialResult:
-    return TrialResult(launch=f"{number:05d}", status=TrialStatus.COMPLETE)
+    nothing = TrialResult(launch=f"{number:05d}", status=TrialStatus.COMPLETE)
+    return Entrant(dict(config), Trial(number=number, config=config, result=nothing))
 
 
 def _kept(
@@ -361,11 +339,8 @@ def _kept(
     launches = own_launches if candidate is baseline else [*own_launches, *baseline.again]
     result = Recheck(
         launches=len(candidate.again),
-        baseline=baseline_rate,
-        rate=None,
-        speedup=None,
-        ratio=None,
         differences=differences,
+        baseline=baseline_rate,
         slack=slack(profile),
         causes=tuple(causes(profile, differences, baseline_ratio, launches, own_launches)),
     )

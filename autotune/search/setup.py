@@ -43,8 +43,15 @@ from autotune.machine import page_cache
 from autotune.machine.host import fingerprint, read_host
 from autotune.machine.nvml import kept_open
 from autotune.report import leave_page
-from autotune.search.devices import cards_for, cards_from, devices_text, require_energy_counters, resolve_devices
-from autotune.search.request import Device, request_for_space
+from autotune.search.request import (
+    Device,
+    cards_for,
+    cards_from,
+    devices_text,
+    request_for_space,
+    require_energy_counters,
+    resolve_devices,
+)
 from autotune.search.study_folders import absolute, resume_command, study_argument
 from autotune.search.subject import ALL, Subject, cards_seen, ranks_told
 from autotune.space import Space, build_space, key
@@ -58,10 +65,7 @@ from autotune.study.request import process_mark, read_request
 from autotune.study.storage_url import with_credentials
 from autotune.study.tables import read_trials
 from autotune.workload.contract import DEFAULT_BATCH_SIZE
-from autotune.workload.data import sets
 from autotune.workload.data import sets as data_sets
-
-# What a search begins with: data in the page cache, and the winners of other studies.
 
 # Warm start: the winners of earlier studies are tried first.
 
@@ -113,7 +117,7 @@ def _is_alike(one: StudySpec, other: StudySpec) -> bool:
     return one.model == other.model and one.args == other.args and commands[0] == commands[1]
 
 
-def _others(files: StudyFiles) -> Iterator[tuple[str, StudySpec, Outcome]]:
+def _others(files: StudyFiles) -> list[tuple[str, StudySpec, Outcome]]:
     """Return the other finished studies in the folder, newest first."""
     studies = []
     for request in files.folder.parent.glob("*/study.yaml"):
@@ -124,25 +128,11 @@ def _others(files: StudyFiles) -> Iterator[tuple[str, StudySpec, Outcome]]:
         with contextlib.suppress(AutotuneError, OSError, ValueError):
             outcome = Outcome.model_validate_json(other.outcome.read_text())
             studies.append((other.name, read_request(other), outcome))
-    return iter(sorted(studies, key=lambda study: study[1].created, reverse=True))
+    return sorted(studies, key=lambda study: study[1].created, reverse=True)
 
-
-# Preparing the data of a search: generated photographs, a slow store, the page cache.
 
 #: Time limit for dropping data from the page cache, in seconds.
 EVICT_S = 20.0
-
-
-def generated(observer: Observer, clock: Clock, raise_if_stopped: Callable[[], None]) -> DataRef:
-    """Make the generated data."""
-
-    def progress(done: int, total: int) -> None:
-        observer.data_progress(done, total)
-        raise_if_stopped()
-
-    return sets.ensure_generated(
-        processes=read_host().cores, on_progress=progress, on_warning=observer.says, clock=clock
-    )
 
 
 def behind_store(spec: StudySpec, data: DataRef) -> DataRef:
@@ -162,7 +152,7 @@ def behind_store(spec: StudySpec, data: DataRef) -> DataRef:
             advice="--data DIR, or a workload that uses the generated photographs.",
         )
     if spec.store_cache_bytes is not None:
-        fraction = min(1.0, spec.store_cache_bytes / max(1, sets.size_bytes(Path(data.path))))
+        fraction = min(1.0, spec.store_cache_bytes / max(1, data_sets.size_bytes(Path(data.path))))
         store = store.model_copy(update={"cached": fraction})
     return data.model_copy(update={"store": store})
 
@@ -172,26 +162,8 @@ def evicted(data: DataRef, clock: Clock) -> bool:
     return data.path is not None and page_cache.evict(Path(data.path), limit_s=EVICT_S, clock=clock)
 
 
-def warmed(data: DataRef, observer: Observer, clock: Clock) -> DataRef:
-    """Read the data's files once, so that the first launch does not read them more slowly than the last; return the
-    data with the state of the page cache."""
-    if data.path is None:
-        # Only the workload knows where its own data comes from.
-        return data.model_copy(update={"page_cache": "unknown" if data.kind == "none" else None})
-    state = page_cache.warm(Path(data.path), clock=clock)
-    if state == "cold":
-        observer.says(
-            "the data does not fit into the page cache: its files may be read faster by one launch than by another"
-        )
-    return data.model_copy(update={"page_cache": state})
-
-
-# What a search needs before its first trial.
-
 # The outside world of a search, and one run of a study in it, with its launcher, devices, budget and database.
 
-
-_GOES_ON = "nothing is lost; `autotune resume` goes on once it answers."
 
 _T = TypeVar("_T")
 
@@ -262,11 +234,6 @@ class Run:
         return self.devices[0]
 
     @property
-    def is_elsewhere(self) -> bool:
-        """Whether launches run on other machines."""
-        return self.away is not None
-
-    @property
     def host(self) -> Host:
         """What one device may use of the machine. Total memory sizes stay those of the machine, with which a later
         training is compared."""
@@ -323,7 +290,8 @@ def run_of(files: StudyFiles, spec: StudySpec, ref: WorkloadRef, env: Environmen
         ends.callback(env.observer.ends)
         mark, budget, shared = process_mark(files, spec), Budget(files, spec.budget_s, env.clock), None
         if spec.storage is not None:
-            patience = Patience(spec.storage, env.clock, budget, env.observer.says, env.stop, advice=_GOES_ON)
+            advice = "nothing is lost; `autotune resume` goes on once it answers."
+            patience = Patience(spec.storage, env.clock, budget, env.observer.says, env.stop, advice=advice)
             database = SharedDatabase(with_credentials(spec.storage), make=True, keep=True)
             ends.callback(database.close)
             shared = SharedStudy(database, spec.mark, patience)
@@ -346,8 +314,6 @@ def run_of(files: StudyFiles, spec: StudySpec, ref: WorkloadRef, env: Environmen
         devices = (Device(facts.device, facts.gpu, cores=facts.cores),) * lanes.count
         yield replace(run, devices=devices, away=facts)
 
-
-# The setup of a search before its first trial: data, probe and legal space.
 
 #: Number of batches to repeat if a data set caches its samples.
 _REPEATED = 16
@@ -385,10 +351,6 @@ class Setup:
         )
         limits = [limit for limit in (self.run.spec.memory_limit_bytes, device_limit) if limit is not None]
         return min(limits, default=None)
-
-    def launches(self) -> Launches:
-        """Return the launches of the search. The budget counts their time."""
-        return self.run.launches(self.conditions)
 
 
 def set_up(run: Run, *, measuring: bool = True) -> Setup:
@@ -428,18 +390,27 @@ def _alone(run: Run) -> str | None:
     if not words or run.target.gpu is None or run.away is not None or ranks_told(words) is not None:
         return None
     cards = cards_seen()
-    return (
-        f"the script sees one of {cards} cards, because its command does not say that it starts several ranks"
-        if cards > 1
-        else None
-    )
+    if cards <= 1:
+        return None
+    return f"the script sees one of {cards} cards, because its command does not say that it starts several ranks"
 
 
 def _warmed(run: Run, data: DataRef) -> DataRef:
-    if run.away is not None and data.path is not None:
+    """Read the data's files once, so that the first launch does not read them more slowly than the last; return the
+    data with the state of the page cache."""
+    if data.path is None:
+        # Only the workload knows where its own data comes from.
+        state = "unknown" if data.kind == "none" else None
+    elif run.away is not None:
         # Each worker reads the files before its first launch, as many as fit.
-        return data.model_copy(update={"page_cache": "cold"})
-    return warmed(data, run.env.observer, run.env.clock)
+        state = "cold"
+    else:
+        state = page_cache.warm(Path(data.path), clock=run.env.clock)
+        if state == "cold":
+            run.env.observer.says(
+                "the data does not fit into the page cache: its files may be read faster by one launch than by another"
+            )
+    return data.model_copy(update={"page_cache": state})
 
 
 def _knowing(command: CommandRef | None, probe: Probe, space: Space) -> CommandRef | None:
@@ -500,7 +471,7 @@ def _first_conditions(run: Run) -> LaunchConditions:
 def _cards(run: Run) -> int:
     if run.target.gpu is None:
         return 1
-    cards = run.subject.cards(one_each=len(run.devices) > 1 or run.is_elsewhere)
+    cards = run.subject.cards(one_each=len(run.devices) > 1 or run.away is not None)
     return cards_from(run.target) if cards == ALL else cards
 
 
@@ -523,9 +494,8 @@ def _probed(run: Run) -> tuple[LaunchConditions, Probe, float]:
         )
     if probe.wants_data is not None and not conditions.data.identity:
         if spec.data == "generated":
-            env = run.env
             # The budget does not count this time, because the data is made once for all studies.
-            data, made_s = run.uncounted(lambda: generated(env.observer, env.clock, run.raise_if_stopped))
+            data, made_s = run.uncounted(lambda: _generated(run))
         else:
             data = data_sets.folder(absolute(spec.data))
         conditions = replace(conditions, data=data)
@@ -546,15 +516,26 @@ def _probed(run: Run) -> tuple[LaunchConditions, Probe, float]:
     return conditions, probe, made_s
 
 
+def _generated(run: Run) -> DataRef:
+    observer = run.env.observer
+
+    def progress(done: int, total: int) -> None:
+        observer.data_progress(done, total)
+        run.raise_if_stopped()
+
+    return data_sets.ensure_generated(
+        processes=read_host().cores, on_progress=progress, on_warning=observer.says, clock=run.env.clock
+    )
+
+
 def _source(run: Run, probe: Probe) -> SourceWatch | None:
-    ref = run.ref
-    file = run.subject.file(ref)
+    file = run.subject.file(run.ref)
     if file is not None:
-        return SourceWatch(file, ref.sha256)
-    if run.away is not None:
-        return None
+        return SourceWatch(file, run.ref.sha256)
     # Only the probe can find the file of a module.
-    return None if probe.workload_file is None else SourceWatch(Path(probe.workload_file), probe.workload_sha256)
+    if run.away is not None or probe.workload_file is None:
+        return None
+    return SourceWatch(Path(probe.workload_file), probe.workload_sha256)
 
 
 def _probe(run: Run, name: str, conditions: LaunchConditions) -> Probe:

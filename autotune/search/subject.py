@@ -33,35 +33,6 @@ from autotune.workload.data import sets as data_sets
 #: The data of a workload's first probe, in which it reports the data it needs, and of all launches of a script.
 NO_DATA = DataRef(kind="none")
 
-# Looks up the program and the file that a command names, before anything is started.
-
-
-def require_program(command: CommandRef) -> None:
-    """Refuse a command that cannot be started, or whose script the agent could not enter.
-
-    Raises:
-        UsageError: its program or the file that its Python runs does not exist, or its Python would ignore the agent.
-    """
-    if command.rate is None:
-        refuse_deaf(command.words)
-    folder, program = Path(command.folder), command.words[0]
-    path = folder / program
-    # As in `subprocess`, a program with a slash in it is a path, not a name to look up.
-    executable = shutil.which(path if "/" in program else program)
-    if executable is None and not places([program]):
-        if "/" in program and path.exists():
-            raise UsageError(f"{program!r} is no program that may be run", advice="is it a file, and executable?")
-        raise UsageError(
-            f"there is no program {program!r}",
-            advice="put python before it." if program.endswith(".py") else "it is looked for as in a shell.",
-        )
-    script = python_file(command.words)
-    if script is not None and not places([script]) and not os.path.exists(folder / script):
-        raise UsageError(f"there is no file {folder / script}", advice="commands run in this folder.")
-
-
-# The user's training script in place of a workload: checks of the request for it, its file, and its name.
-
 #: If a script takes this long to begin training, the user is told how many launches fit, unless that is enough.
 SLOW_START_S, ENOUGH = 15.0, 30
 #: With this many launches, a search gets somewhere: a baseline, heats, a few trials, two finalists launched again.
@@ -73,17 +44,17 @@ def slow_start(files: StudyFiles, budget_s: float) -> str | None:
     _, result = read_launch(files.launch("probe-1"))
     phase_s = {} if result is None else result.phase_s
     start_s = sum(phase_s.get(phase, 0.0) for phase in (Phase.LOAD, Phase.BUILD, Phase.COMPILE))
-    fit = _launches_in(budget_s, start_s)
+
+    def launches_in(budget_s: float) -> int:
+        # Warming up takes as long again as measuring.
+        return int(budget_s / (start_s + 2 * plan_for(budget_s, None).max_measure_s))
+
+    fit = launches_in(budget_s)
     if start_s < SLOW_START_S or fit >= ENOUGH:
         return None
-    minutes = next(m for m in itertools.count(math.ceil(budget_s / 60)) if _launches_in(60.0 * m, start_s) >= _SOME)
+    minutes = next(m for m in itertools.count(math.ceil(budget_s / 60)) if launches_in(60.0 * m) >= _SOME)
     hint = f"; --budget {minutes}m has room for {_SOME}" if fit < _SOME else ""
     return f"the script takes {start_s:.0f} s until it trains, so that about {fit} launches fit into the budget{hint}"
-
-
-def _launches_in(budget_s: float, start_s: float) -> int:
-    # Warming up takes as long again as measuring.
-    return int(budget_s / (start_s + 2 * plan_for(budget_s, None).max_measure_s))
 
 
 class Subject(ABC):
@@ -116,9 +87,9 @@ class Subject(ABC):
         """Return the values of knobs that its command states."""
         return {}
 
-    @abstractmethod
     def data(self) -> DataRef:
-        """Return the data of the first probe."""
+        """Return the data of the first probe. A script has options of its own for it."""
+        return NO_DATA
 
     @abstractmethod
     def file(self, ref: WorkloadRef) -> Path | None:
@@ -152,15 +123,15 @@ class WorkloadSubject(Subject):
         ref = find_workload(spec.model, spec.args)
         if spec.samples_per_step is not None:
             raise UsageError("--samples-per-step is for training scripts", advice="a workload's loader tells.")
-        for flag, is_set in (
-            ("--map", bool(spec.flags)),
-            ("--output-flag", spec.output_flag is not None),
-            ("--scratch", spec.scratch),
-            ("--rate", spec.rate is not None),
-            ("--rate-file", spec.rate_file is not None),
-        ):
-            if is_set:
-                raise UsageError(f"{flag} is for training scripts", advice="a workload has no command.")
+        given = {
+            "--map": spec.flags,
+            "--output-flag": spec.output_flag is not None,
+            "--scratch": spec.scratch,
+            "--rate": spec.rate is not None,
+            "--rate-file": spec.rate_file is not None,
+        }
+        for flag in filter(given.get, given):
+            raise UsageError(f"{flag} is for training scripts", advice="a workload has no command.")
         if spec.data not in ("generated", "synthetic") and not os.path.isdir(Path(spec.data).expanduser()):
             raise WorkloadError(
                 f"there is no folder {spec.data!r}",
@@ -182,8 +153,7 @@ class WorkloadSubject(Subject):
 
 
 class ScriptSubject(Subject):
-    """A command that trains in its own process: a script that the agent enters, or a program that reports its own rate.
-    It has its own options for its data."""
+    """A command that trains in its own process: a script that the agent enters, or a program that tells its rate."""
 
     def __init__(self, spec: StudySpec, command: CommandRef) -> None:
         super().__init__(spec)
@@ -195,20 +165,18 @@ class ScriptSubject(Subject):
 
     def checked(self) -> WorkloadRef:
         spec, command = self.spec, self._command
-        for flag, is_set in (
-            ("--data", spec.data != "generated"),
-            ("--arg", bool(spec.args)),
-            ("--image-size", spec.image_size is not None),
-            ("--global-batch", spec.global_batch is not None),
-            ("--nproc-per-node", spec.ranks > 1),
-            ("--store-latency", spec.store_latency_s is not None),
-            ("--store-bandwidth", spec.store_bytes_per_s is not None),
-            ("--store-cache", spec.store_cache_bytes is not None),
-        ):
-            if is_set:
-                raise UsageError(
-                    f"{flag} is for workloads", advice="a script has options of its own: put them behind --."
-                )
+        given = {
+            "--data": spec.data != "generated",
+            "--arg": spec.args,
+            "--image-size": spec.image_size is not None,
+            "--global-batch": spec.global_batch is not None,
+            "--nproc-per-node": spec.ranks > 1,
+            "--store-latency": spec.store_latency_s is not None,
+            "--store-bandwidth": spec.store_bytes_per_s is not None,
+            "--store-cache": spec.store_cache_bytes is not None,
+        }
+        for flag in filter(given.get, given):
+            raise UsageError(f"{flag} is for workloads", advice="a script has options of its own: put them behind --.")
         check_flags(command)
         if spec.samples_per_step is not None and any(flag.knob == "batch_size" for flag in flags_of(command.flags)):
             raise UsageError(
@@ -220,18 +188,17 @@ class ScriptSubject(Subject):
         _check_rate(spec, command)
         return command_ref(command, spec.model)
 
-    def data(self) -> DataRef:
-        return NO_DATA
-
     def file(self, ref: WorkloadRef) -> Path | None:
         return script_of(self._command)
 
     def cards(self, *, one_each: bool) -> int:
-        if one_each:
-            refuse_ranks(self.words, "here each launch has one card")
-            return 1
         ranks = ranks_told(self.words)
-        return 1 if ranks is None else ranks
+        if one_each and ranks is not None and ranks > 1:
+            raise ImpossibleError(
+                f"the command starts {ranks} processes, and here each launch has one card",
+                advice="leave --devices, --on and --workers out.",
+            )
+        return 1 if one_each or ranks is None else ranks
 
     def before_measuring(self, files: StudyFiles, probe: Probe) -> Iterator[str]:
         times = max(map(times_read, () if probe.deliveries is None else probe.deliveries.sets), default=1)
@@ -240,9 +207,7 @@ class ScriptSubject(Subject):
                 f"each of the script's {times} workers reads all of its iterated data set, so that samples come "
                 f"{times} times in an epoch: torch.utils.data.get_worker_info() tells them apart"
             )
-        warning = slow_start(files, self.spec.budget_s)
-        if warning is not None:
-            yield warning
+        yield from filter(None, [slow_start(files, self.spec.budget_s)])
         yield from where_it_writes(self._command, files, probe)
 
     def left(self, files: StudyFiles) -> LeftFiles | None:
@@ -289,9 +254,24 @@ def command_ref(command: CommandRef, name: str) -> WorkloadRef:
     """Return what a command trains, as a reference to a workload.
 
     Raises:
-        UsageError: its program or its script does not exist, or the agent could not enter it.
+        UsageError: its program or the file that its Python runs does not exist, or its Python would ignore the agent.
     """
-    require_program(command)
+    if command.rate is None:
+        refuse_deaf(command.words)
+    folder, program = Path(command.folder), command.words[0]
+    path = folder / program
+    # As in `subprocess`, a program with a slash in it is a path, not a name to look up.
+    executable = shutil.which(path if "/" in program else program)
+    if executable is None and not places([program]):
+        if "/" in program and path.exists():
+            raise UsageError(f"{program!r} is no program that may be run", advice="is it a file, and executable?")
+        raise UsageError(
+            f"there is no program {program!r}",
+            advice="put python before it." if program.endswith(".py") else "it is looked for as in a shell.",
+        )
+    run = python_file(command.words)
+    if run is not None and not places([run]) and not os.path.exists(folder / run):
+        raise UsageError(f"there is no file {folder / run}", advice="commands run in this folder.")
     script = script_of(command)
     # For a module or a program, only the command itself is known.
     digest = hashlib.sha256("\0".join(command.words).encode(errors="surrogateescape")).hexdigest()
@@ -329,7 +309,9 @@ def ranks_told(words: Sequence[str]) -> int | None:
     `ALL` for one on each card, ``None`` if they do not say."""
     ranks: int | None = None
     multi_gpu = False
-    for word, after in pairwise([*_before_the_script(words), ""]):
+    for word, after in pairwise([*words, ""]):
+        if word.endswith(".py") or (word in ("-m", "--module") and after not in _LAUNCHERS):
+            break  # the script or module that it launches has its own options
         multi_gpu = multi_gpu or bool(_MULTI.fullmatch(word))
         match = _RANKS.fullmatch(word)
         if match is None:
@@ -340,27 +322,6 @@ def ranks_told(words: Sequence[str]) -> int | None:
         elif value.isdecimal() and int(value):
             ranks = int(value)
     return ALL if ranks is None and multi_gpu else ranks
-
-
-def _before_the_script(words: Sequence[str]) -> Iterator[str]:
-    """Yield the words of a command up to the script or module that it launches, which has its own options."""
-    for word, after in pairwise([*words, ""]):
-        if word.endswith(".py") or (word in ("-m", "--module") and after not in _LAUNCHERS):
-            return
-        yield word
-
-
-def refuse_ranks(words: Sequence[str], where: str) -> None:
-    """Refuse a command that starts several processes where each launch has one card.
-
-    Raises:
-        ImpossibleError: it starts several.
-    """
-    ranks = ranks_told(words) or 1
-    if ranks > 1:
-        raise ImpossibleError(
-            f"the command starts {ranks} processes, and {where}", advice="leave --devices, --on and --workers out."
-        )
 
 
 def unlike_the_search(words: Sequence[str], profile: Profile) -> str | None:
@@ -382,8 +343,7 @@ def unlike_the_search(words: Sequence[str], profile: Profile) -> str | None:
 
 
 def cards_seen() -> int:
-    """Return how many cards a process started here sees; 0 if the driver does not say. Of several MIG instances, CUDA
-    shows one."""
+    """Return how many cards a process sees, of MIG instances one as in CUDA; 0 if the driver does not say."""
     cards = gpus()
     if isinstance(cards, NvmlUnavailable):
         return 0
@@ -428,24 +388,20 @@ def where_it_writes(command: CommandRef, files: StudyFiles, probe: Probe) -> Ite
         f"launches write in {folder} itself, since a copy-on-write view of it cannot be had: {probe.view_refused}; "
         "--scratch runs each in a folder of its own, --output-flag FLAG gives each one to write to"
     )
-    names = _checkpoints(folder, files)
+    since_ns = _begun_ns(files)
+    # Files that launches may have written, or may overwrite, and that a later run may read.
+    names = [
+        _encodable(os.path.relpath(entry.path, folder))
+        for entry, status in _files(folder, files.folder.parent)
+        if _WEIGHTS.fullmatch(entry.name)
+        and ((since_ns is not None and status.st_mtime_ns > since_ns) or _TO_GO_ON.fullmatch(entry.name))
+    ]
     if names:
         some = listed(names[:_NAMED]) if len(names) <= _NAMED else f"{', '.join(names[:_NAMED])} and others"
         yield (
             f"{some} may hold weights of a launch from now on, and a later run of the script may go on from there: "
             "use --scratch or --output-flag, or keep a copy"
         )
-
-
-def _checkpoints(folder: Path, files: StudyFiles) -> list[str]:
-    """Return the names of files that launches may have written, or may overwrite, and that a later run may read."""
-    since_ns = _begun_ns(files)
-    names = []
-    for entry, status in _files(folder, files.folder.parent):
-        fresh = since_ns is not None and status.st_mtime_ns > since_ns
-        if _WEIGHTS.fullmatch(entry.name) and (fresh or _TO_GO_ON.fullmatch(entry.name)):
-            names.append(os.fsencode(os.path.relpath(entry.path, folder)).decode(errors="replace"))
-    return names
 
 
 def left_sentence(files: StudyFiles, spec: StudySpec) -> str | None:
@@ -463,18 +419,21 @@ def left_files(folder: Path, files: StudyFiles) -> LeftFiles | None:
     since_ns = _begun_ns(files)
     if since_ns is None:
         return None
-    entries = _files(folder, files.folder.parent)
     sizes = {
         os.path.relpath(entry.path, folder): status.st_size
-        for entry, status in entries
+        for entry, status in _files(folder, files.folder.parent)
         if status.st_mtime_ns > since_ns
     }
     if not sizes:
         return None
     largest = sorted(sizes, key=lambda name: (-sizes[name], name))
-    # Text in records must be encodable.
-    names = tuple(os.fsencode(name).decode(errors="replace") for name in largest[:_NAMED])
+    names = tuple(map(_encodable, largest[:_NAMED]))
     return LeftFiles(folder=str(folder), names=names, number=len(sizes), size_bytes=sum(sizes.values()))
+
+
+def _encodable(name: str) -> str:
+    # As text in records must be.
+    return os.fsencode(name).decode(errors="replace")
 
 
 def _begun_ns(files: StudyFiles) -> int | None:

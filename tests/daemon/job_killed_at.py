@@ -11,8 +11,8 @@ if "JOB_INSIDE" not in os.environ:
 import signal
 from pathlib import Path
 
+from autotune import search
 from autotune.daemon import job
-from autotune.search import run
 
 once = Path(os.environ["KILLED_ONCE"])
 
@@ -31,9 +31,9 @@ def die_before(owner, name, matches=lambda *args: True):
 
 
 if os.environ["KILLED_AT"] == "before-the-profile":
-    die_before(run, "write_profile")
+    die_before(search, "write_profile")
 elif os.environ["KILLED_AT"] == "before-the-outcome":
-    die_before(run, "write_atomic", lambda path, content: path.name == "outcome.json")
+    die_before(search, "write_atomic", lambda path, content: path.name == "outcome.json")
 else:
     die_before(job, "write_end")
 sys.exit(job.main(sys.argv[4:] if sys.argv[1] == "-P" else sys.argv[1:]))

@@ -13,12 +13,12 @@ from autotune.base.records import Surroundings
 from autotune.child import windows
 from autotune.cli import doctor
 from autotune.machine import gpu, nvml
-from autotune.search import devices
+from autotune.search import request
 
 names = {
     "gpu": gpu,
     "nvml": nvml,
-    "devices": devices,
+    "devices": request,
     "doctor": doctor,
     "surroundings": windows,
     "Surroundings": Surroundings,

@@ -7,7 +7,7 @@ import pytest
 
 from autotune.base.layout import LaunchFiles
 from autotune.base.records import DataRef, HoldPlan, LaunchKind, TrialStatus
-from autotune.search.proof.train_check import held
+from autotune.search.proof.ceilings import held
 from autotune.workload.catalog import find_workload
 from tests.support import make_spec
 

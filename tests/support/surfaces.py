@@ -9,8 +9,9 @@ from pathlib import Path
 from autotune.base.records import Config, LaunchKind, MeasurePlan, Phase, Side, TrialResult, TrialStatus, Value
 from autotune.knobs.compile_mode import compiles
 from autotune.knobs.num_workers import workers_of
-from autotune.search.replay import PARTS, Heading, Row, ShownEntrant, row_of
+from autotune.search.replay import PARTS, Heading, Row, ShownEntrant
 from autotune.space import canonical, device_part, key, loader_part
+from benchmarks.rows import row_of
 from tests.support.makers import make_measurement
 
 COLD_S, WARM_S = 40.0, 6.0

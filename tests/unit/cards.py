@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.machine.gpu import Gpu, NvmlUnavailable
-from autotune.search import devices, request, subject
+from autotune.search import request, subject
 
 
 def card(index: int, **more: object) -> Gpu:
@@ -13,7 +13,7 @@ def card(index: int, **more: object) -> Gpu:
 
 def list_cards(patch: pytest.MonkeyPatch, cards: list[Gpu] | NvmlUnavailable) -> None:
     """Let the search see these."""
-    for module in (devices, request, subject):
+    for module in (request, subject):
         patch.setattr(module, "gpus", lambda: cards)
 
 
@@ -21,5 +21,5 @@ def make_machine(patch: pytest.MonkeyPatch) -> None:
     """Four equal cards and eight cores, all visible."""
     patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     patch.delenv("CUDA_DEVICE_ORDER", raising=False)
-    patch.setattr(devices, "allowed_cores", lambda: frozenset(range(8)))
+    patch.setattr(request, "allowed_cores", lambda: frozenset(range(8)))
     list_cards(patch, [card(i) for i in range(4)])

@@ -8,8 +8,8 @@ from autotune.base.errors import AutotuneError, ImpossibleError, MachineError, U
 from autotune.base.records import Host, StudySpec
 from autotune.machine.cpu_load import cores_text, equal_shares, parse_cores
 from autotune.machine.gpu import Gpu, NvmlUnavailable
-from autotune.search import devices, request, setup
-from autotune.search.devices import cards_for, devices_text, resolve_devices
+from autotune.search import request, setup
+from autotune.search.request import cards_for, devices_text, resolve_devices
 from autotune.search.setup import Run
 from autotune.study.request import spec_of
 from tests.support import make_host, make_study_spec
@@ -98,7 +98,7 @@ def test_cards_that_differ_are_refused_with_both(
 
 
 def test_more_cards_than_cores_and_no_cards_at_all(machine: pytest.MonkeyPatch) -> None:
-    machine.setattr(devices, "allowed_cores", lambda: frozenset({5, 6}))
+    machine.setattr(request, "allowed_cores", lambda: frozenset({5, 6}))
     with pytest.raises(UsageError, match="4 cards would share 2 cores"):
         resolve_devices(asked("all"))
     list_cards(machine, [])

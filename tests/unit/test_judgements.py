@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.base.records import Hold, TrainCheck, TrainVerdict
-from autotune.search.proof.train_check import Judgement, covers, held, is_told_by, judge
+from autotune.search.proof.ceilings import held
+from autotune.search.proof.train_check import Judgement, covers, is_told_by, judge
 from autotune.space import maths_part
 
 STEPS = 24

@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -19,12 +20,15 @@ from autotune.search import resume, search
 from autotune.search.proof.likely import _by_heats, _by_launches
 from autotune.search.proof.race import Comparison, entrant
 from autotune.search.ranking import profile_from
+from autotune.space.requirements import ANYTHING
 from autotune.study.tables import read_trials
 from tests.support import Play, make_measurement, make_trial
 
 from .answered import Case, Launcher, Training, answer
 from .world import FIXED, World, plain
 
+#: By the rate, whatever else.
+JUDGING = cast(Any, SimpleNamespace(device="cpu", by_rate=True, required=ANYTHING))
 #: No time for a launch of each in turns.
 SCARCE = Case(seed=0, noise=0.05, launch_s=10.0, launches=4.0, script=False)
 
@@ -182,11 +186,11 @@ def test_a_slow_launch_of_the_baseline_is_no_evidence_beside_its_others() -> Non
         entrant(make_trial(number, {"batch_size": 64, "num_workers": number}, rate))
         for number, rate in ((0, 780.0), (1, 1086.0), (2, 1028.0))
     )
-    prior, scorer = stats.PRIORS["cpu"], SimpleNamespace(score=lambda measurement: 0.0)
+    prior = stats.PRIORS["cpu"]
     space = SimpleNamespace(baseline=own.config)
 
     def views() -> list[tuple[float, float, str]]:
-        compared = Comparison([own, kept, other], prior=prior, scorer=scorer, by_rate=True)  # type: ignore[arg-type]
+        compared = Comparison(JUDGING, [own, kept, other])
         shown = _by_launches(other, compared, space, prior)  # type: ignore[arg-type]
         return [(math.exp(v.log), v.se * stats.t_quantile(v.degrees), v.words) for v in shown]
 
@@ -210,8 +214,8 @@ def test_windows_that_scatter_add_to_an_assumed_noise_between_launches() -> None
             entrant(make_trial(n, {"num_workers": n}, measurement=make_measurement(rate, spread=spread)))
             for n, rate in ((0, 1000.0), (1, 1500.0))
         )
-        prior, scorer = stats.PRIORS["cpu"], SimpleNamespace(score=lambda measurement: 0.0)
-        compared = Comparison([own, other], prior=prior, scorer=scorer, by_rate=True)  # type: ignore[arg-type]
+        prior = stats.PRIORS["cpu"]
+        compared = Comparison(JUDGING, [own, other])
         (view,) = _by_launches(other, compared, SimpleNamespace(baseline=own.config), prior)  # type: ignore[arg-type]
         return view.se
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autotune.search.tuning.study import NotebookPanel, in_notebook
+from autotune.search.tuning import NotebookPanel, in_notebook
 
 from .test_panel import Seconds, a_search
 

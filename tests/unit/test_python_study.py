@@ -17,7 +17,7 @@ from autotune.base.layout import StudyFiles
 from autotune.base.records import Finding
 from autotune.profile import Profile
 from autotune.search import SearchResult
-from autotune.search.tuning.study import trial_rows
+from autotune.search.tuning import trial_rows
 from tests.support import make_trial
 from tests.support.makers import make_outcome, make_standing
 

@@ -22,11 +22,12 @@ from autotune.base.records import (
     TrialStatus,
     Value,
 )
-from autotune.search.replay import ReplayLauncher, Row, Surface, read_surface, row_of
-from autotune.search.replay.run import narrowed, replay
+from autotune.search.replay import Row, Surface, read_surface
+from autotune.search.replay.run import ReplayLauncher, narrowed, replay
 from autotune.space import canonical, device_part, key
 from autotune.workload.catalog import find_objective
 from autotune.workload.scoring import Scorer
+from benchmarks.rows import row_of
 from tests.support import make_spec, surfaces, write_surface
 
 BASELINE: dict[str, Value] = {
@@ -183,17 +184,9 @@ class TestLauncher:
         assert (result.status, result.phase, result.cause) == (TrialStatus.OOM, Phase.COMPILE, "no memory")
         assert result.wall_s == pytest.approx(1.5)
 
-    def test_the_two_ceilings(self, surface: Surface) -> None:
+    def test_a_launch_that_no_replay_needs_is_not_invented(self, surface: Surface) -> None:
         launcher = ReplayLauncher(surface, VirtualClock())
-        # The number of workers does not affect the device.
-        workers = {**BASELINE, "num_workers": 2, "prefetch_factor": 2, "persistent_workers": True}
-        assert run(launcher, workers, LaunchKind.DEVICE_ONLY).status is TrialStatus.COMPLETE
-        with pytest.raises(LookupError, match="loader_only"):
-            run(launcher, workers, LaunchKind.LOADER_ONLY)
-
-    def test_a_ceiling_that_was_not_recorded_is_not_invented(self, surface: Surface) -> None:
-        launcher = ReplayLauncher(surface, VirtualClock())
-        for kind in (LaunchKind.TRAIN_CHECK, LaunchKind.HOLD, LaunchKind.PROBE):
+        for kind in (LaunchKind.DEVICE_ONLY, LaunchKind.TRAIN_CHECK, LaunchKind.HOLD, LaunchKind.PROBE):
             with pytest.raises(LookupError, match="holds no"):
                 run(launcher, BASELINE, kind)
 

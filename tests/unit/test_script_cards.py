@@ -14,7 +14,7 @@ from autotune.base.observer import Observer
 from autotune.base.records import CommandRef, WorkloadRef
 from autotune.machine.gpu import Gpu, NvmlUnavailable
 from autotune.profile import Profile, read
-from autotune.search import devices, search, setup
+from autotune.search import request, search, setup
 from autotune.search.setup import Run
 from autotune.search.subject import ALL, ranks_told, unlike_the_search
 from autotune.study.history import read_launches
@@ -66,7 +66,7 @@ def conditions(command: str | None, **asked: object) -> LaunchConditions:
     ref = None if command is None else CommandRef(words=tuple(shlex.split(command)), folder="/")
     spec = make_study_spec(command=ref, **asked)
     workload = WorkloadRef(name="train", module="")
-    run = Run(Path(), spec, workload, *[None] * 3, devices=devices.resolve_devices(spec))  # type: ignore[arg-type]
+    run = Run(Path(), spec, workload, *[None] * 3, devices=request.resolve_devices(spec))  # type: ignore[arg-type]
     return setup._first_conditions(run)
 
 

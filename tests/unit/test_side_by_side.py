@@ -16,7 +16,7 @@ from autotune.base.layout import StudyFiles
 from autotune.base.observer import Observer
 from autotune.base.records import DataRef, LaunchKind, TrialResult, TrialSpec, TrialStatus, WorkloadRef
 from autotune.launcher.lanes import ThreadLanes, VirtualLanes
-from autotune.search import Environment, devices, resume, search
+from autotune.search import Environment, request, resume, search
 from autotune.space import key
 from autotune.study.budget import Budget
 from autotune.study.history import dealt, read_launches
@@ -32,7 +32,7 @@ FOUR = "cpu:0,cpu:1,cpu:2,cpu:3"
 
 @pytest.fixture(autouse=True)
 def _cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "allowed_cores", lambda: frozenset(range(4)))
+    monkeypatch.setattr(request, "allowed_cores", lambda: frozenset(range(4)))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from autotune.child.hold import HoldRun
 from autotune.report.document import Facts
 from autotune.report.sections import holds
 from autotune.report.sentences import proof_line
-from autotune.search.outcome import _sustained_per_s
+from autotune.search.outcome import _gives
 from autotune.search.proof.ceilings import check_holding
 from autotune.search.proof.race import entrant
 from autotune.space.formatting import rate_text
@@ -103,4 +103,4 @@ def test_a_rate_below_the_proven_interval_is_said(per_s: float | None, falls: bo
     assert rows.get("sustained rate") == (
         None if per_s is None else f"{rate_text(per_s)} samples/s over 20 s, at 1,305 MHz"
     )
-    assert _sustained_per_s(outcome) == (None if per_s is None else pytest.approx(per_s))
+    assert _gives(outcome, []).sustained_samples_per_second == (None if per_s is None else pytest.approx(per_s))

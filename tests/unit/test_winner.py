@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune import stats
 from autotune.base.observer import Observer
 from autotune.base.records import Config, Goal, KnobPart, Measurement, MeasurePlan, TrainVerdict, TrialResult
 from autotune.search.proof.ceilings import takeover_fits, takeover_rounds
@@ -40,9 +39,10 @@ def won(
     require: str = "",
 ) -> tuple[Entrant, str | None]:
     scorer, space = SimpleNamespace(score=score, known=score), SimpleNamespace(baseline=BASELINE)
-    context = SimpleNamespace(device="cpu", space=space, scorer=scorer, by_rate=by_rate, rate_within=rate_within)
     required = Requirements.parsed([require] if require else [], Goal())
-    compared = Comparison(entrants, prior=stats.PRIORS["cpu"], scorer=scorer, by_rate=by_rate, required=required)  # type: ignore[arg-type]
+    judging = {"by_rate": by_rate, "rate_within": rate_within, "required": required}
+    context = SimpleNamespace(device="cpu", space=space, scorer=scorer, **judging)
+    compared = Comparison(context, entrants)  # type: ignore[arg-type]
     winner, leader = winner_among(context, compared, compared.contenders())  # type: ignore[arg-type]
     return winner, tie_between(compared, leader, winner)
 
@@ -58,7 +58,8 @@ def test_variants_that_were_made_to_learn_gains_were_candidates_for_nothing() ->
     for one in variants:
         one.rounds += [make_measurement(rate, relative_se=0.001) for rate in (150, 149)]
     scorer = SimpleNamespace(score=lambda measurement: 0.0)
-    compared = Comparison([own, fast, other, *variants], prior=stats.PRIORS["cpu"], scorer=scorer, by_rate=True)  # type: ignore[arg-type]
+    context = SimpleNamespace(device="cpu", scorer=scorer, by_rate=True, required=ANYTHING)
+    compared = Comparison(context, [own, fast, other, *variants])  # type: ignore[arg-type]
     assert len(compared.contenders()) == 23
     assert compared.rivals(fast) == 2 and compared.rivals(variants[0]) == 3
 
@@ -259,8 +260,9 @@ def test_what_may_train_otherwise_wins_if_it_was_checked_or_pays(rate: float, ch
     changed = raced(4, {**fp32, "precision": "bf16"}, *around(rate))
     space = build_space(make_probe(), make_host(), SpaceRequest())
     scorer = SimpleNamespace(score=lambda measurement: 0.0)
-    context = SimpleNamespace(device="cpu", space=space, scorer=scorer, by_rate=True, rate_within=0.0)
-    compared = Comparison([own, safe, changed], prior=stats.PRIORS["cpu"], scorer=scorer, by_rate=True)  # type: ignore[arg-type]
+    judging = {"by_rate": True, "rate_within": 0.0, "required": ANYTHING}
+    context = SimpleNamespace(device="cpu", space=space, scorer=scorer, **judging)
+    compared = Comparison(context, [own, safe, changed])  # type: ignore[arg-type]
     contest = Contest.__new__(Contest)
     contest.race = SimpleNamespace(context=context, baseline=own)  # type: ignore[assignment]
     verdict = TrainVerdict(trials=(4,), config=dict(changed.config), passed=True if checked else None)

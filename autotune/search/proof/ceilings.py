@@ -33,7 +33,7 @@ from autotune.knobs.pin_memory import KNOB as PINNED
 from autotune.knobs.static_graph import KNOB as STATIC_GRAPH
 from autotune.samplers import WARM_COMPILE, cold_compiles, graph
 from autotune.samplers.auto.rates import MOSTLY_DEVICE
-from autotune.search.proof.context import ProofContext
+from autotune.search.proof import ProofContext
 from autotune.search.proof.race import (
     Comparison,
     Entrant,
@@ -43,12 +43,9 @@ from autotune.search.proof.race import (
     shared_rounds,
     wait_fraction,
 )
-from autotune.search.proof.train_check import held
 from autotune.space import Space, canonical, device_part, key, loader_part
 from autotune.space.formatting import figure_text, percent_text, rate_text
 from autotune.study.budget import LEAST_LAUNCHES
-
-# What limits a configuration, and whether it holds.
 
 # Finds what limits a configuration by comparing its rate with those of the device alone and of the loader alone.
 #
@@ -68,7 +65,6 @@ LAUNCH_BOUND = 0.9
 #: A loader that waits for its store for more than this fraction of the time is limited by it.
 STORE = 0.3
 
-_KINDS = (LaunchKind.DEVICE_ONLY, LaunchKind.LOADER_ONLY)
 _NAMES = {LaunchKind.DEVICE_ONLY: "device", LaunchKind.LOADER_ONLY: "loader", LaunchKind.MEASURE: COLD}
 
 
@@ -79,8 +75,13 @@ def bottlenecks(
     if not context.sees_inside or WORKERS not in context.space.baseline:
         return []
     budget = context.launches.budget
+    earlier = (context.launches.finished(_name(kind, e), e.config) for e in entrants for kind in _NAMES)
     # Launches by an earlier run of the study count against this step's share.
-    began = budget.spent_s - sum(_finished_s(context, kind, e) for e in entrants for kind in _NAMES)
+    began = budget.spent_s - sum(result.wall_s for result in earlier if result is not None)
+
+    def left_s(reserve_s: float = 0.0) -> float:
+        return max(0.0, min(share_s - (budget.spent_s - began), budget.left_s) - reserve_s)
+
     # A training's own launches reveal its limit less reliably, and its first epoch not at all: the winner comes first.
     by_use = sorted(entrants, key=lambda e: -compared.rate(e).per_s)
     reserve_s = _cost_s(context, LaunchKind.MEASURE, by_use[0]) if by_use and reads_apart(context) else 0.0
@@ -93,24 +94,21 @@ def bottlenecks(
             (LaunchKind.LOADER_ONLY, key(loader_part(entrant.config))),
         ]
         missing = [n for n in ceiling_keys if n not in ceilings and not context.by_command]
-        left_s = min(share_s - (budget.spent_s - began), budget.left_s) - reserve_s
         # One ceiling without the other reveals little.
-        if missing and sum(_cost_s(context, kind, entrant) for kind, _ in missing) <= max(0.0, left_s):
+        if missing and sum(_cost_s(context, kind, entrant) for kind, _ in missing) <= left_s(reserve_s):
             for ceiling_key in missing:
                 ceilings[ceiling_key] = _ceiling(context, ceiling_key[0], entrant)
         device, loader = (ceilings.get(n) for n in ceiling_keys)
         part = ceiling_keys[0][1]
         # For a sharded model, only a part of the exchange could be left out.
         if device is not None and STATIC_GRAPH.name in context.space.choices and part not in unexchanged:
-            left_s = min(share_s - (budget.spent_s - began), budget.left_s)
-            affordable = _cost_s(context, LaunchKind.DEVICE_ONLY, entrant, apart=True) <= max(0.0, left_s)
+            affordable = _cost_s(context, LaunchKind.DEVICE_ONLY, entrant, apart=True) <= left_s()
             unexchanged[part] = _ceiling(context, LaunchKind.DEVICE_ONLY, entrant, apart=True) if affordable else None
         rate, on_cpu = compared.rate(entrant).per_s, context.device == "cpu"
         results[entrant.name] = bottleneck(entrant, rate, context.cores, on_cpu, device, loader, unexchanged.get(part))
     # This comes last because it empties a cache that all other launches need full.
     for entrant in by_use:
-        left_s = min(share_s - (budget.spent_s - began), budget.left_s)
-        results[entrant.name] = _with_cold(context, results[entrant.name], entrant, left_s)
+        results[entrant.name] = _with_cold(context, results[entrant.name], entrant, left_s())
     return [results[entrant.name] for entrant in entrants]
 
 
@@ -132,17 +130,14 @@ def _with_cold(context: ProofContext, found: Bottleneck, one: Entrant, left_s: f
         start = f"{found.sentence} Its data set keeps what it has made: in the first epoch it runs at about "
         sentence = f"{start}{rate_text(cold_per_s)} samples/s."
         return found.model_copy(update={"cold_per_s": (cold_per_s, cold_per_s, cold_per_s), "sentence": sentence})
-    if not reads_apart(context) or _cost_s(context, LaunchKind.MEASURE, one) > max(0.0, left_s):
+    if not reads_apart(context) or _cost_s(context, LaunchKind.MEASURE, one) > left_s:
         return found
     if data.store is not None:
         cold = data.model_copy(update={"store": data.store.model_copy(update={"cached": 0.0})})
-        condition, cached = (
-            "the store's cache is empty",
-            f"; the cache holds {percent_text(data.store.cached)} of the files",
-        )
+        condition = "the store's cache is empty"
+        cached = f"; the cache holds {percent_text(data.store.cached)} of the files"
     else:
-        is_done = context.launches.finished(name, one.config) is not None
-        if not is_done and not context.evict():
+        if context.launches.finished(name, one.config) is None and not context.evict():
             return found
         cold = data.model_copy(update={"page_cache": "cold"})
         condition, cached = "no file is in the page cache", ""
@@ -159,12 +154,6 @@ def _with_cold(context: ProofContext, found: Bottleneck, one: Entrant, left_s: f
     return found.model_copy(update={"cold_per_s": _triple(measurement), "sentence": sentence})
 
 
-def _finished_s(context: ProofContext, kind: LaunchKind, one: Entrant) -> float:
-    """Return the duration of such a launch if an earlier run of the study completed it, else 0."""
-    result = context.launches.finished(_name(kind, one), one.config)
-    return 0.0 if result is None else result.wall_s
-
-
 def _cost_s(context: ProofContext, kind: LaunchKind, one: Entrant, *, apart: bool = False) -> float:
     """Estimate the duration of such a launch; 0 if an earlier run of the study completed it."""
     if context.launches.finished(_name(kind, one, apart=apart), one.config) is not None:
@@ -179,11 +168,7 @@ def _name(kind: LaunchKind, one: Entrant, *, apart: bool = False) -> str:
 
 
 def _ceiling(context: ProofContext, kind: LaunchKind, one: Entrant, *, apart: bool = False) -> Measurement | None:
-    """Launch one side of a training alone.
-
-    Args:
-        apart: the ranks do not exchange gradients.
-    """
+    """Launch one side of a training alone; ``apart``: in ranks that do not exchange gradients."""
     side = "the device alone" if kind is LaunchKind.DEVICE_ONLY else "the loader alone"
     title = f"{side}{' in each rank' if apart else ''}, trial {one.trial.number}"
     result = context.launches.run_outside(
@@ -220,6 +205,9 @@ def bottleneck(
     handed = median(part or 0.0 for part in parts) if parts else 0.0
     limit, sentence = verdict(one.config, rate, waits, device, loader, apart, handed=handed, on_cpu=on_cpu)
     sides = sides_of(one.config, one.seen, device, None if contradictory(rate, loader) else loader)
+    device_per_s, loader_per_s, apart_per_s = (
+        None if side is None or contradictory(rate, side) else _triple(side) for side in (device, loader, apart)
+    )
     local = None
     if limit is Limit.LOADER and sides is not None and sides.idle > STORE:
         local = max(rate, without_store(one.config, sides, cores, shared=on_cpu))
@@ -231,9 +219,9 @@ def bottleneck(
         trial=one.trial.number,
         limit=limit,
         samples_per_s=rate,
-        device_only_per_s=None if contradictory(rate, device) else _triple(device),
-        loader_only_per_s=None if contradictory(rate, loader) else _triple(loader),
-        alone_per_s=None if contradictory(rate, apart) else _triple(apart),
+        device_only_per_s=device_per_s,
+        loader_only_per_s=loader_per_s,
+        alone_per_s=apart_per_s,
         store_fraction=None if sides is None else sides.idle,
         local_per_s=local,
         sentence=sentence,
@@ -310,8 +298,8 @@ def contradictory(rate: float, ceiling: Measurement | None) -> bool:
     return ceiling is not None and ceiling.ci95_per_s[1] < CONTRADICTS * rate
 
 
-def _triple(measurement: Measurement | None) -> tuple[float, float, float] | None:
-    return None if measurement is None else (measurement.samples_per_s, *measurement.ci95_per_s)
+def _triple(measurement: Measurement) -> tuple[float, float, float]:
+    return (measurement.samples_per_s, *measurement.ci95_per_s)
 
 
 def verdict(
@@ -357,7 +345,8 @@ def verdict(
             f"{rate_text(device.samples_per_s)} samples/s) nor waits for the loader: without {PINNED.phrase(True)} it "
             "waits while each batch is copied."
         )
-    bound = Limit.LAUNCH if _launch_bound(device) else Limit.DEVICE
+    waits_for_host = device.enqueue_s is not None and device.enqueue_s >= LAUNCH_BOUND * device.mean_step_s
+    bound = Limit.LAUNCH if waits_for_host else Limit.DEVICE
     gains = (
         f"{_buys('a loader', device.samples_per_s, rate)}, {_buys('a device', loader.samples_per_s, rate)}".capitalize()
     )
@@ -387,10 +376,6 @@ def _buys(what: str, ceiling_per_s: float, rate_per_s: float) -> str:
         return f"{what} that costs nothing would buy nothing (alone: {rate_text(ceiling_per_s)} samples/s)"
     # No ratio is given: the two rates were measured at different times.
     return f"with {what} that costs nothing it would run at {rate_text(ceiling_per_s)} samples/s"
-
-
-def _launch_bound(device: Measurement) -> bool:
-    return device.enqueue_s is not None and device.enqueue_s >= LAUNCH_BOUND * device.mean_step_s
 
 
 # Checks that the winner holds: it trains until its memory has settled, with an evaluation pass and the largest sample.
@@ -446,14 +431,39 @@ def check_holding(context: ProofContext, winner: Entrant, share_s: float) -> Hol
     if passed is False:
         winner.out = f"did not hold: {reason}"
         context.observer.says(f"{winner.title} {winner.out}")
+    sustained_per_s = None
+    if result.hold is not None and result.hold.sustained_per_s is not None and winner.seen:
+        # The turns of epochs take the same fraction of it as in the timed launches.
+        turns = fmean(m.samples_per_s / m.steady_per_s for m in winner.seen)
+        sustained_per_s = turns * result.hold.sustained_per_s
     return HoldVerdict(
         trial=number,
         passed=passed,
         reason=reason,
         hold=result.hold,
         headroom_wanted=HEADROOM,
-        sustained_per_s=_sustained_per_s(result.hold, winner),
+        sustained_per_s=sustained_per_s,
     )
+
+
+def held(hold: Hold, headroom: float) -> str | None:
+    """Return one sentence on why a training does not hold; ``None`` if it does.
+
+    Args:
+        headroom: fraction of the capacity that must have remained free.
+    """
+    if not hold.settled:
+        return f"its memory was still growing after {hold.seconds:.0f} s ({hold.steps} steps)"
+    if hold.alloc_retries:
+        return (
+            f"CUDA's allocator ran out of memory and had to empty its cache (num_alloc_retries: {hold.alloc_retries})"
+        )
+    if hold.headroom < headroom:
+        return (
+            f"it leaves {100 * hold.headroom:.1f} % of {hold.capacity_bytes / 2**30:.1f} GiB free, "
+            f"and {100 * headroom:.3g} % is wanted"
+        )
+    return None
 
 
 def _beyond_required(context: ProofContext, hold: Hold) -> str | None:
@@ -465,14 +475,6 @@ def _beyond_required(context: ProofContext, hold: Hold) -> str | None:
             peak = figure_text(memory, hold.peak_bytes)
             return f"it took {peak} in a longer training with an evaluation, and {requirement} is required"
     return None
-
-
-def _sustained_per_s(hold: Hold | None, winner: Entrant) -> float | None:
-    """Return the sustained rate including the turns of epochs, which take the same fraction of it as in the timed
-    launches."""
-    if hold is None or hold.sustained_per_s is None or not winner.seen:
-        return None
-    return hold.sustained_per_s * fmean(m.samples_per_s / m.steady_per_s for m in winner.seen)
 
 
 # Measures the gain of each knob by racing the winner against itself with one knob set back to the baseline's value.
@@ -532,8 +534,18 @@ def ablate(race: Race, winner: Entrant, share_s: float) -> tuple[KnobPart, ...]:
         gain = heat_gains.get(variant.knob)
         if gain is None and compared.in_turns(winner, entrant):
             gain = compared.ratio(winner, entrant)
-        part = _part(variant, winner, baseline.config, gain)
-        parts.append(part.model_copy(update={"launches": len(entrant.again), "in_heat": variant.knob in heat_gains}))
+        parts.append(
+            KnobPart(
+                knob=variant.knob,
+                value=winner.config[variant.knob],
+                baseline_value=baseline.config.get(variant.knob),
+                with_it=variant.with_it,
+                gain=gain,
+                why_not=_why_not(variant, winner) if gain is None else None,
+                launches=len(entrant.again),
+                in_heat=variant.knob in heat_gains,
+            )
+        )
     return tuple(parts)
 
 
@@ -682,8 +694,7 @@ def _is_ahead(race: Race, winner: Entrant, variant: Entrant) -> bool:
 
 
 def takeover_rounds(race: Race, winner: Entrant, variant: Entrant) -> list[list[Entrant]]:
-    """Return the rounds after which a variant can take the winner's place: enough with the baseline, and with the
-    winner."""
+    """Return the rounds with baseline and winner after which a variant can take the winner's place."""
     with_baseline, with_winner = (LEAST_LAUNCHES - shared_rounds(variant, e) for e in (race.baseline, winner))
     return [
         [*([race.baseline] if n < with_baseline else []), *([winner] if n < with_winner else []), variant]
@@ -706,17 +717,6 @@ def _fitting(race: Race, racing: Sequence[Entrant], variants: Sequence[Entrant],
         if race.round_s([*racing, *fitting, variant]) <= limit_s:
             fitting.append(variant)
     return fitting
-
-
-def _part(variant: Variant, winner: Entrant, baseline: Config, gain: tuple[float, float, float] | None) -> KnobPart:
-    return KnobPart(
-        knob=variant.knob,
-        value=winner.config[variant.knob],
-        baseline_value=baseline.get(variant.knob),
-        with_it=variant.with_it,
-        gain=gain,
-        why_not=_why_not(variant, winner) if gain is None else None,
-    )
 
 
 def _why_not(variant: Variant, winner: Entrant) -> str:

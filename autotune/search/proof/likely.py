@@ -19,7 +19,6 @@ from autotune.base.records import Heat, HoldVerdict, Standing, StudyHeat, Trial,
 from autotune.knobs.num_workers import workers_of
 from autotune.samplers.auto.rates import MOSTLY_DEVICE
 from autotune.search.proof.ceilings import FEW_WAITS, HEADROOM
-from autotune.search.proof.data_check import takes_s
 from autotune.search.proof.race import (
     Comparison,
     Entrant,
@@ -29,7 +28,7 @@ from autotune.search.proof.race import (
     standing,
     wait_fraction,
 )
-from autotune.search.proof.train_check import need_s
+from autotune.search.proof.train_check import need_s, takes_s
 from autotune.search.proof.winner import MAY_BE_FASTER, Contest, Proof, ceiling_s
 from autotune.space import Lessons, Space, device_part, key, loads_as
 from autotune.space.formatting import count
@@ -105,33 +104,35 @@ def with_likely(
     Args:
         trials, heats: those of the search. noise: noise of one launch, as observed by the search.
         ended: why nothing more may be launched, as a clause; ``None`` if something may be.
-
-    Raises:
-        InterruptedSearch: the user interrupted a check.
     """
     context = contest.race.context
     if not context.by_rate or context.rate_within or proof.baseline_unmet is not None:
         return proof, None
-    while True:
-        likely = _likeliest(contest, trials, heats, noise, lambda one: True)
-        if likely is None:
-            # Checks may have shown something of those that seemed to be.
-            return replace(proof, checks=tuple(contest.checks), dropped=contest.dropped, doubted=contest.doubted), None
-        if _passes(contest, likely.one, ended):
-            break
-    own_batch, best = None, _standing(contest, proof, likely)
-    while not context.space.same_training(likely.one.config):
-        own_batch = _likeliest(contest, trials, heats, noise, lambda one: context.space.same_training(one.config))
-        if own_batch is None or _passes(contest, own_batch.one, ended):
-            break
-    if context.space.same_training(likely.one.config):
-        best_same_batch = best
-    else:
-        best_same_batch = proof.best_same_batch if own_batch is None else _standing(contest, proof, own_batch)
+    space = context.space
+
+    def passing(fits: Callable[[Entrant], bool]) -> Likely | None:
+        """Return the likeliest of those that fit which passes the checks, as far as they can be made."""
+        while (found := _likeliest(contest, trials, heats, noise, fits)) is not None:
+            if ended is None:
+                passes = contest.passes(found.one)
+            else:
+                contest.leave_unchecked(found.one, ended)
+                passes = contest.refusal(found.one) is None
+            if passes:
+                break
+        return found
+
+    likely = passing(lambda one: True)
+    if likely is None:
+        # Checks may have shown something of those that seemed to be.
+        return replace(proof, checks=tuple(contest.checks), dropped=contest.dropped, doubted=contest.doubted), None
+    is_own_batch = space.same_training(likely.one.config)
+    own_batch = likely if is_own_batch else passing(lambda one: space.same_training(one.config))
+    best = _standing(contest, proof, likely)
+    best_same_batch = proof.best_same_batch if own_batch is None else _standing(contest, proof, own_batch)
     standings = {key(s.config): s for s in (*proof.finalists, best_same_batch, best)}
-    data = [
-        v for one in (likely.one, *([own_batch.one] if own_batch else [])) if (v := contest.data_of(one)) is not None
-    ]
+    winners = (likely,) if own_batch is None else (likely, own_batch)
+    data = [v for winner in winners if (v := contest.data_of(winner.one)) is not None]
     return (
         replace(
             proof,
@@ -162,11 +163,11 @@ def without_refuted(
     race = contest.race
     if not race.context.by_rate or proof.baseline_unmet is not None:
         return proof
-    compared, space, telling_heats = race.compared(), race.context.space, _telling(race.context.space, trials, heats)
+    compared, space, telling = race.compared(), race.context.space, telling_heats(race.context.space, trials, heats)
 
     def is_open(one: Entrant) -> bool:
         is_within = _is_within(one, race.baseline)
-        likely = _likely(one, compared, space, telling_heats, _WITHIN if is_within else noise)
+        likely = _likely(one, compared, space, telling, _WITHIN if is_within else noise)
         return likely is None or likely.ratio[2] > MAY_BE_FASTER
 
     open_ = {e.trial.number for e in race.entrants if e.trial.number in proof.unproven and is_open(e)}
@@ -179,12 +180,12 @@ def _is_within(one: Entrant, baseline: Entrant) -> bool:
     return within is not None and within == baseline.trial.result.within
 
 
-def _telling(space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat]) -> list[Heat]:
-    """Return the heats that are informative about the training."""
+def telling_heats(space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat]) -> list[Heat]:
+    """Return the heats of the device, if what is gained there is gained by the training."""
     return [heat.heat for heat in heats if heat.heat.side == "device"] if is_device_bound(space, trials) else []
 
 
-def proof_takes_s(contest: Contest, noise: stats.LaunchNoise, likely: Standing | None = None) -> float:
+def proof_takes_s(contest: Contest, noise: stats.LaunchNoise, likely: Standing | None) -> float:
     """Estimate how many seconds more than are left a proof would take: launches in turns of all that may still be the
     fastest until the observed ratio, or at least `LEAST_RATIO`, is shown; the check of how a script trains; and the
     time reserved for the ceilings.
@@ -219,14 +220,6 @@ def proof_takes_s(contest: Contest, noise: stats.LaunchNoise, likely: Standing |
     return fixed_s + missing * round_s + checks_s - max(0.0, budget.left_s)
 
 
-def _passes(contest: Contest, one: Entrant, ended: str | None) -> bool:
-    """Check an entrant as far as possible; return whether it may be the winner."""
-    if ended is None:
-        return contest.passes(one)
-    contest.leave_unchecked(one, ended)
-    return contest.refusal(one) is None
-
-
 def _likeliest(
     contest: Contest,
     trials: Sequence[Trial],
@@ -234,8 +227,7 @@ def _likeliest(
     noise: stats.LaunchNoise,
     fits: Callable[[Entrant], bool],
 ) -> Likely | None:
-    """Return the configuration that is most certainly faster than the baseline, and has failed no check; ``None`` if
-    there is none."""
+    """Return the configuration that is most certainly faster than the baseline and has failed no check, if any is."""
     race = contest.race
     space, compared = race.context.space, race.compared()
     entered = {e.trial.number for e in race.entrants}
@@ -255,13 +247,13 @@ def _likeliest(
         and race.context.required.allow(e.trial)
         and fits(e)
     ]
-    telling_heats = _telling(space, trials, heats)
+    telling = telling_heats(space, trials, heats)
     # A pruned trial might have been luckier.
     launched = {key(t.config) for t in trials if t.result.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED)}
-    in_heats = {key(e.config) for heat in telling_heats for e in heat.entrants if e.ratio is not None}
+    in_heats = {key(e.config) for heat in telling for e in heat.entrants if e.ratio is not None}
     baseline = {key(space.baseline)}
     among = len(launched - baseline), len((launched | in_heats) - baseline)
-    estimates = (_likely(one, compared, space, telling_heats, noise, among) for one in candidates)
+    estimates = (_likely(one, compared, space, telling, noise, among) for one in candidates)
     return max((s for s in estimates if s is not None and s.sure > 1), key=lambda s: s.sure, default=None)
 
 
@@ -342,8 +334,7 @@ def _by_heats(one: Entrant, baseline: Entrant, space: Space, heats: Sequence[Hea
 
 
 def _by_launches(one: Entrant, compared: Comparison, space: Space, noise: stats.LaunchNoise) -> Iterator[_View]:
-    """Yield what separate launches show: those in turns with the baseline, if their noise is known, or else all of
-    both."""
+    """Yield what separate launches show: those in turns with the baseline if their noise is known, or else all."""
     parts: list[tuple[float, float]] = []
     rounds = shared_rounds(one, compared.baseline)
     if rounds and compared.knows_turns and compared.in_turns(one, compared.baseline):

@@ -13,10 +13,9 @@ from autotune.base.errors import AutotuneError, MachineError
 from autotune.base.records import LaunchKind, Measurement, Standing, Trial, TrialResult, TrialStatus, Value
 from autotune.knobs.num_workers import WORKERS
 from autotune.samplers import WARM_COMPILE, graph
-from autotune.search.proof.context import ProofContext
+from autotune.search.proof import ProofContext
 from autotune.space import Space, key
 from autotune.space.formatting import is_known, one_line, percent_text, rate_text, unmet_text
-from autotune.space.requirements import ANYTHING, Requirements
 from autotune.study.budget import LEAST_LAUNCHES
 from autotune.study.launches import proof_plan_for
 from autotune.workload.scoring import Scorer
@@ -67,10 +66,9 @@ class Entrant:
     @property
     def launches(self) -> list[Measurement]:
         """All measurements of this configuration, which show its noise. For its rate, only those of the race count."""
-        trial_measurement = None if self.label else self.trial.result.measurement
-        if self.rounds and self.rounds[0] is trial_measurement:
-            trial_measurement = None
-        return [*([trial_measurement] if trial_measurement is not None else []), *self.again]
+        own = self.trial.result.measurement
+        adopted = bool(self.rounds) and self.rounds[0] is own
+        return self.again if self.label or own is None or adopted else [own, *self.again]
 
     @property
     def seen(self) -> list[Measurement]:
@@ -127,18 +125,16 @@ def finalists(
         return []
     best = others[0]
     reach = 2**0.5 * stats.t_quantile(round(noise.degrees)) * noise.sd
-    near = [t for t in others if (t.rate_per_s or 0.0) >= (best.rate_per_s or 0.0) * (1 - reach) * _clocks(t, best)]
+    least_per_s, clock = (best.rate_per_s or 0.0) * (1 - reach), _clock(best)
+    near = [t for t in others if (t.rate_per_s or 0.0) >= least_per_s * stats.clocks_allow(_clock(t), clock)]
     same_training = [t for t in others if space.same_training(t.config)]
     leanest_others = [t for t in leanest if key(t.config) != key(space.baseline)]
     chosen = [*others[:1], *leanest_others[:2], *same_training[:1], *others[:TOP], *same_training[1:2], *near]
     return list({t.number: t for t in chosen}.values())[:MOST]
 
 
-def _clocks(one: Trial, other: Trial) -> float:
-    clock, reference = (
-        None if m is None else m.sm_clock_mhz for m in (one.result.measurement, other.result.measurement)
-    )
-    return stats.clocks_allow(clock, reference)
+def _clock(trial: Trial) -> float | None:
+    return None if trial.result.measurement is None else trial.result.measurement.sm_clock_mhz
 
 
 def peak_bytes(measurements: Iterable[Measurement]) -> int | None:
@@ -153,13 +149,6 @@ def clock_mhz(measurements: Sequence[Measurement]) -> float | None:
     return fmean(clock for clock in clocks if clock) if clocks and all(clocks) else None
 
 
-def widened(noise: stats.LaunchNoise, measurements: Sequence[Measurement]) -> stats.LaunchNoise:
-    """Return the noise, raised to at least the uncertainty within the measurements' own windows."""
-    relative_errors = [m.relative_se for m in measurements if m.relative_se is not None]
-    sd = math.sqrt(mean(se**2 for se in relative_errors)) if relative_errors else 0.0
-    return replace(noise, sd=sd, learnt=False) if stats.outdone(noise, sd) else noise
-
-
 def measured_rate(measurement: Measurement) -> stats.Rate:
     """Return a measurement's rate with its interval."""
     return stats.Rate(
@@ -170,33 +159,20 @@ def measured_rate(measurement: Measurement) -> stats.Rate:
     )
 
 
-def _score(entrant: Entrant, scorer: Scorer, compile_s: float) -> float:
-    """Return the mean score of the race's launches that have one, or else the score of the search's own launch.
-
-    Raises:
-        UnscoredError: each launch lacks a figure that the objective needs.
-    """
-    trial_measurement = entrant.trial.result.measurement
-    for measurements in (entrant.seen, [trial_measurement] if trial_measurement is not None else []):
-        as_cold = [m.model_copy(update={"compile_s": compile_s}) for m in measurements]
-        scores = [score for m in as_cold if (score := scorer.known(m)) is not None]
-        if scores:
-            return mean(scores)
-    return scorer.score(entrant.seen[0])
-
-
 def standing(
     entrant: Entrant, rate: stats.Rate, ratio: tuple[float, float, float], scorer: Scorer, compile_s: float
 ) -> Standing:
-    """Return an entrant's figures of record.
-
-    Args:
-        compile_s: compile time with a cold cache, as in the user's training.
+    """Return an entrant's figures of record, with the compile time of a cold cache, as in the user's training.
 
     Raises:
         UnscoredError: each of its launches lacks a figure that the objective needs.
     """
-    measurements = entrant.seen
+    measurements, own = entrant.seen, entrant.trial.result.measurement
+    scores: list[float] = []
+    # If none of the race's launches has a score, that of the search's own counts.
+    for group in (measurements, [] if own is None else [own]):
+        as_cold = [m.model_copy(update={"compile_s": compile_s}) for m in group]
+        scores = scores or [score for m in as_cold if (score := scorer.known(m)) is not None]
     turns = [m.epoch_turn_s for m in measurements if m.epoch_turn_s is not None]
     host_bytes = [m.host_memory_bytes for m in measurements if m.host_memory_bytes is not None]
     return Standing(
@@ -208,7 +184,7 @@ def standing(
         ci95=(rate.low_per_s, rate.high_per_s),
         speedup=ratio[0],
         speedup_ci95=ratio[1:],
-        score=_score(entrant, scorer, compile_s),
+        score=mean(scores) if scores else scorer.score(measurements[0]),
         peak_memory_bytes=peak_bytes(measurements),
         host_memory_bytes=max(host_bytes, default=None),
         compile_s=compile_s,
@@ -240,35 +216,30 @@ class Comparison:
 
     Args:
         entrants: the first is the baseline.
-        prior: noise of one launch before there are repeats.
-        by_rate: the search is for the rate itself, so the intervals of rates determine the winner.
-        required: what the winner must meet.
         compiled_s: compile time with a cold cache in seconds, by graph, as observed by the search.
     """
 
     def __init__(
-        self,
-        entrants: Sequence[Entrant],
-        *,
-        prior: stats.LaunchNoise,
-        scorer: Scorer,
-        by_rate: bool,
-        required: Requirements = ANYTHING,
-        compiled_s: Mapping[str, float] = MappingProxyType({}),
+        self, context: ProofContext, entrants: Sequence[Entrant], compiled_s: Mapping[str, float] = MappingProxyType({})
     ) -> None:
-        self._entrants = entrants
-        self._compiled_s = compiled_s
-        self._scorer = scorer
-        self._by_rate = by_rate
-        self._required = required
+        self._context, self._entrants, self._compiled_s = context, entrants, compiled_s
         rounds = max((len(e.rounds) for e in entrants), default=0)
-        self._rows = {e.name: [*_rates(e), *[None] * (rounds - len(e.rounds))] for e in entrants if e.again}
+        self._rows = {
+            e.name: [None if m is None else m.samples_per_s for m in (*e.rounds, *[None] * (rounds - len(e.rounds)))]
+            for e in entrants
+            if e.again
+        }
         # Two rounds reveal little about their noise, and the prior may be far off (virtual cores vary by 10 % from
         # launch to launch), so the search's launches of the same configurations are included.
-        prior = widened(self.launch_noise(prior), [m for e in entrants for m in e.again])
+        noise = self.launch_noise(stats.PRIORS[context.device])
+        errors = [m.relative_se for e in entrants for m in e.again if m.relative_se is not None]
+        # It is at least the uncertainty within the launches' own windows.
+        within_sd = math.sqrt(mean(se**2 for se in errors)) if errors else 0.0
+        self._prior = replace(noise, sd=within_sd, learnt=False) if stats.outdone(noise, within_sd) else noise
         launches = {e.name: [m.samples_per_s for m in e.launches] for e in entrants if e.again}
-        self._rounds = stats.compare_rounds(self._rows, prior=prior, launches=launches) if len(self._rows) > 1 else None
-        self._prior = prior
+        self._rounds = (
+            stats.compare_rounds(self._rows, prior=self._prior, launches=launches) if len(self._rows) > 1 else None
+        )
 
     def launch_noise(self, prior: stats.LaunchNoise) -> stats.LaunchNoise:
         """Return the noise of one launch at any time, estimated from all launches, the search's included."""
@@ -294,16 +265,13 @@ class Comparison:
         """Return whether two entrants were launched in turns, so that their ratio is known."""
         if one is other:
             return True
-        both_measured = one.name in self._rows and other.name in self._rows
-        return (
-            both_measured and self._rounds is not None and self._rounds.fit.difference(one.name, other.name) is not None
-        )
+        if self._rounds is None or one.name not in self._rows or other.name not in self._rows:
+            return False
+        return self._rounds.fit.difference(one.name, other.name) is not None
 
     def contenders(self) -> list[Entrant]:
-        """Return the entrants that can win: the baseline, and those launched in turns with it.
-
-        The search's own figures do not count: they are too good on average, and were measured at other times.
-        """
+        """Return the entrants that can win: the baseline, and those launched in turns with it. The search's own figures
+        do not count: they are too good on average, and were measured at other times."""
         return [e for e in self._entrants if e.out is None and self.in_turns(e, self.baseline)]
 
     def rivals(self, one: Entrant) -> int:
@@ -339,7 +307,8 @@ class Comparison:
 
     def unmet(self, one: Entrant) -> str | None:
         """Return the requirements that an entrant does not meet, as a clause; ``None`` if it meets all of them."""
-        return unmet_text(self._required, self._as_trained(one)) if self._required else None
+        required = self._context.required
+        return unmet_text(required, [self._cold(one, m) for m in one.seen]) if required else None
 
     def beats_baseline(self, one: Entrant, among: int) -> bool:
         """Return whether an entrant is better than what the user runs today: it is shown to be faster, or it meets the
@@ -357,7 +326,7 @@ class Comparison:
         """
         if shared_rounds(one, self.baseline) < LEAST_LAUNCHES:
             return False
-        if not self._by_rate:
+        if not self._context.by_rate:
             return self._scores_higher(one, among)
         ratio, low, high = self.ratio(one, self.baseline)
         if not is_known((low, high)):
@@ -380,14 +349,10 @@ class Comparison:
         return fmean(gains) > error * stats.t_quantile(len(gains) - 1, 1 - 0.025 / max(1, among))
 
     def _scores(self, one: Entrant) -> list[float | None]:
-        """Return an entrant's score in each round, with the compile time of a cold cache."""
-        return [None if m is None else self._scorer.known(self._cold(one, m)) for m in one.rounds]
-
-    def _as_trained(self, one: Entrant) -> list[Measurement]:
-        """Return an entrant's measurements with the compile time of a cold cache, as in the user's training."""
-        return [self._cold(one, m) for m in one.seen]
+        return [None if m is None else self._context.scorer.known(self._cold(one, m)) for m in one.rounds]
 
     def _cold(self, one: Entrant, measurement: Measurement) -> Measurement:
+        """Return a measurement with the compile time of a cold cache, as in the user's training."""
         return measurement.model_copy(update={"compile_s": self.compile_s(one)})
 
     def score(self, one: Entrant) -> float:
@@ -395,11 +360,9 @@ class Comparison:
         return self.standing(one).score
 
     def leader(self, group: Sequence[Entrant]) -> Entrant:
-        """Return the best of a group by the objective or, if that is the rate, by the ratio to the baseline.
-
-        The machine's drift cancels out in the ratio; entrants that dropped out early ran in other rounds than the rest.
-        """
-        if self._by_rate:
+        """Return the best of a group by the objective or, if that is the rate, by the ratio to the baseline, in which
+        drift cancels: entrants that dropped out early ran in other rounds than the rest."""
+        if self._context.by_rate:
             return max(group, key=lambda e: self.ratio(e, self.baseline)[0])
         return max(group, key=self.score)
 
@@ -409,17 +372,13 @@ class Comparison:
         Raises:
             ValueError: it was not launched in turns with the baseline.
         """
-        return standing(one, self.rate(one), self.ratio(one, self.baseline), self._scorer, self.compile_s(one))
+        return standing(one, self.rate(one), self.ratio(one, self.baseline), self._context.scorer, self.compile_s(one))
 
     def compile_s(self, one: Entrant) -> float:
         """Return the compile time with a cold cache, in seconds."""
         first = one.trial.result.measurement
         cold_s = first.compile_s if first is not None and key(one.trial.config) == key(one.config) else 0.0
         return max([cold_s, self._compiled_s.get(graph(one.config), 0.0), *(m.compile_s for m in one.seen)])
-
-
-def _rates(one: Entrant) -> list[float | None]:
-    return [None if m is None else m.samples_per_s for m in one.rounds]
 
 
 # The race: baseline and finalists are launched again in turns until the ratios are known well enough or time is up.
@@ -452,26 +411,18 @@ class Race:
 
     Args:
         entrants: the others are compared with the first.
-        purpose: first word of the launches' names.
-        prior: noise of one launch before there are repeats; ``None`` for the device's usual noise.
     """
 
-    def __init__(
-        self,
-        context: ProofContext,
-        entrants: Sequence[Entrant],
-        *,
-        purpose: str = "verify",
-        prior: stats.LaunchNoise | None = None,
-    ) -> None:
+    def __init__(self, context: ProofContext, entrants: Sequence[Entrant]) -> None:
         self.context = context
         self.entrants = list(entrants)
-        self.prior = prior or stats.PRIORS[context.device]
-        self.purpose = purpose
+        #: The first word of the launches' names.
+        self.purpose = "verify"
         #: Compile time with a cold cache in seconds, by graph, as far as it has been observed.
         self.compiled_s = dict(context.compiled_s)
         self._number = 0
-        self._made = 0
+        #: Number of rounds with at least two measured entrants.
+        self.rounds = 0
         self._racing: list[Entrant] = []
         #: Entrants of the next rounds if there is time for all of them, and the number of rounds before those.
         self._joined = self._joining = list(entrants)
@@ -501,25 +452,20 @@ class Race:
 
     @property
     def _is_long(self) -> bool:
-        return self._made - self._before >= MAX_ROUNDS
+        return self.rounds - self._before >= MAX_ROUNDS
 
     @property
     def _lacks_a_round(self) -> bool:
         """Whether the last two entrants lack a shared round, because one of their launches has shown nothing."""
-        again = self._made - self._before <= LEAST_LAUNCHES
+        again = self.rounds - self._before <= LEAST_LAUNCHES
         return again and len(self._racing) == 2 and shared_rounds(*self._racing) < LEAST_LAUNCHES
-
-    @property
-    def rounds(self) -> int:
-        """Number of rounds with at least two measured entrants."""
-        return self._made
 
     @property
     def ended(self) -> str:
         """Why the race ended, one sentence."""
-        if len(self.still_racing) <= 1 and not self._made:
+        if len(self.still_racing) <= 1 and not self.rounds:
             return "there was nothing to hold against the baseline"
-        if not self._made:
+        if not self.rounds:
             return "there was no time to launch anything again"
         if self._done:
             return f"the ratios are known to within {percent_text(TARGETS[self.context.device])}"
@@ -535,13 +481,13 @@ class Race:
         names = {e.name for e in self.entrants}
         self.entrants += [e for e in entrants if e.name not in names]
         self._joined = self._joining = [self.baseline, *entrants]
-        self._before = self._made
+        self._before = self.rounds
         self._earlier_s = None
         self._known = self._done = False
 
     def adopt(self) -> None:
         """Count the search's own launches as the first round. No entrant may have been selected by them."""
-        self._number = self._made = 1
+        self._number = self.rounds = 1
         for entrant in self._joining:
             entrant.rounds = [entrant.trial.result.measurement]
 
@@ -555,13 +501,16 @@ class Race:
     def run(self, share_s: float) -> None:
         """Run rounds for at most ``share_s`` seconds, and within the budget. Another call continues the race."""
         budget = self.context.launches.budget
-        began = self.begin()
+        # Launches by an earlier run of the study count as part of the race, so that a resumed race has the same
+        # entrants and the same time as without the interruption.
+        began = budget.spent_s - self.earlier_s
+        self._earlier_s = 0.0
         if self._joining:
             self._racing = self._choose_racing(share_s, budget.limit_s - began)
             self._joining = []
         while len(self._racing) > 1 and not self._is_long and not self._done:
             left_s = min(share_s - (budget.spent_s - began), budget.left_s)
-            if self._made - self._before < LEAST_LAUNCHES or self._lacks_a_round:
+            if self.rounds - self._before < LEAST_LAUNCHES or self._lacks_a_round:
                 # A single round does not show its noise, so a second one takes precedence over the steps after the
                 # race.
                 left_s = budget.left_s
@@ -572,9 +521,12 @@ class Race:
             self.round(self._racing)
             # An entrant that has been disturbed in every round so far stays in and gets another chance.
             compared = self.compared()
-            self._drop_unfit(compared)
+            for entrant in self._racing:
+                # Judging by several launches.
+                if entrant is not self.baseline and entrant.out is None and len(entrant.again) >= LEAST_LAUNCHES:
+                    entrant.out = compared.unmet(entrant)
             remaining = [e for e in self._racing if e.out is None]
-            if self._made - self._before >= LEAST_LAUNCHES and all(
+            if self.rounds - self._before >= LEAST_LAUNCHES and all(
                 compared.in_turns(e, self.baseline) for e in remaining
             ):
                 self._racing = self._undecided(remaining)
@@ -582,11 +534,8 @@ class Race:
                 self._known = self._known_well_enough(self._racing)
 
     def narrow(self, racing: Sequence[Entrant], left_s: Callable[[], float]) -> None:
-        """Run more rounds of some entrants, the baseline first, until their ratios to it are known well.
-
-        Args:
-            left_s: returns the number of seconds left for these rounds.
-        """
+        """Run more rounds of some entrants, the baseline first, until their ratios to it are known well, while
+        ``left_s()`` seconds are left for them."""
         # These launches have their own names, so that a resume does not mistake them for the race's.
         self.purpose = "narrow"
         is_known = self._known_well_enough(racing)
@@ -600,10 +549,8 @@ class Race:
             is_known, is_done = self._known_well_enough(racing), is_known
 
     def _for_one_more(self, left_s: float) -> list[Entrant]:
-        """Return the entrants of one more round: the baseline and as many of the fastest so far as there is time for.
-
-        A round of two proves more than no round of three.
-        """
+        """Return the entrants of one more round: the baseline and as many of the fastest so far as there is time for. A
+        round of two proves more than no round of three."""
         racing, others = self._racing, [e for e in self._racing if e is not self.baseline and e.out is None]
         if self.context.by_rate and all(e.again for e in others):
             others.sort(key=lambda e: -e.again[-1].samples_per_s)
@@ -611,19 +558,9 @@ class Race:
             others.pop()
         return [e for e in racing if e is self.baseline or e in others]
 
-    def begin(self) -> float:
-        """Return the seconds of the budget that had been spent when the race began.
-
-        Launches by an earlier run of the study count as part of the race, so that a resumed race has the same entrants
-        and the same time as without the interruption.
-        """
-        began = self.context.launches.budget.spent_s - self.earlier_s
-        self._earlier_s = 0.0
-        return began
-
     @property
     def earlier_s(self) -> float:
-        """Seconds that an earlier run of the study spent on this race; 0 after `begin` has counted them."""
+        """Seconds that an earlier run of the study spent on this race; 0 after `run` has counted them."""
         if self._earlier_s is None:
             numbers = [number for number in _NUMBERS if number > self._number]
             launches = (self._finished(e, number) for e in self._joining for number in numbers)
@@ -651,7 +588,7 @@ class Race:
                 break
             racing = racing[:-1]
         # A single launch of each proves nothing.
-        missing = LEAST_LAUNCHES - (self._made - self._before)
+        missing = LEAST_LAUNCHES - (self.rounds - self._before)
         while len(racing) > 2 and missing * expected_s(racing) > left_s and not self.has_run(racing[-1]):
             racing = racing[:-1]
         if len(racing) == 2 and missing * expected_s(racing) <= left_s + self.context.launches.budget.grace_s:
@@ -671,28 +608,21 @@ class Race:
         self._number += 1
         if self._was_begun(racing, self._number):
             results = {e.name: self._finished(e, self._number) for e in racing if e.out is None}
-            self._made += sum(result is not None for result in results.values()) > 1
+            self.rounds += sum(result is not None for result in results.values()) > 1
             for entrant in racing:
                 result = results.get(entrant.name)
                 if result is not None:
                     self._note_result(entrant, self._number, result)
             return
-        self._made += 1
-        for entrant in racing if self._number % 2 else reversed(racing):
-            if entrant.out is None:
-                self._launch(entrant, self._number)
-
-    def _launch(self, one: Entrant, number: int) -> None:
-        context = self.context
-        result = context.launches.run_outside(
-            LaunchKind.MEASURE,
-            self._name(one, number),
-            f"{one.title} again, launch {number}",
-            one.config,
-            plan=proof_plan_for(context.launches.plan),
-        )
-        context.raise_if_stopped()
-        self._note_result(one, number, result)
+        self.rounds += 1
+        launches, number = self.context.launches, self._number
+        for one in racing if number % 2 else reversed(racing):
+            if one.out is None:
+                name, title = self._name(one, number), f"{one.title} again, launch {number}"
+                plan = proof_plan_for(launches.plan)
+                result = launches.run_outside(LaunchKind.MEASURE, name, title, one.config, plan=plan)
+                self.context.raise_if_stopped()
+                self._note_result(one, number, result)
 
     def _note_result(self, one: Entrant, number: int, result: TrialResult) -> None:
         context = self.context
@@ -706,7 +636,7 @@ class Race:
         one.rounds.append(None)
         if ended_from_outside(result) or one is self.baseline:
             context.observer.says(f"{one.title} again: not measured: {one_line(result.cause or result.status)}")
-        if not ended_from_outside(result) and one is not self.baseline:
+        else:
             one.out = f"ended as {result.status} when it was launched again: {result.cause}"
             context.observer.says(f"{one.title} {one.out}")
 
@@ -714,19 +644,9 @@ class Race:
         return f"{purpose or self.purpose}-{one.name}-{number}"
 
     def round_s(self, racing: Sequence[Entrant], after: int = 0, purpose: str | None = None) -> float:
-        """Estimate the duration of the next round, or of one after so many others. A round that an earlier run of the
-        study began takes no time.
-
-        Args:
-            purpose: that of the round; ``None`` for the current one.
-        """
+        """Estimate the duration of the next round, or of one after so many others, of the current purpose or of another
+        one. A round that an earlier run of the study began takes no time."""
         return 0.0 if self._was_begun(racing, self._number + 1 + after, purpose) else expected_s(racing)
-
-    def _drop_unfit(self, compared: Comparison) -> None:
-        """Drop entrants that, judging by several launches, do not meet the requirements."""
-        for entrant in self._racing:
-            if entrant is not self.baseline and entrant.out is None and len(entrant.again) >= LEAST_LAUNCHES:
-                entrant.out = compared.unmet(entrant)
 
     def _undecided(self, racing: list[Entrant]) -> list[Entrant]:
         """Return the baseline and the entrants that may still be the best, overall or at the user's own batch size."""
@@ -752,24 +672,12 @@ class Race:
         if not compared.noise.learnt or compared.noise.degrees < LEAST_DEGREES:
             return False
         target = TARGETS[self.context.device]
-        for entrant in racing:
-            if entrant is not self.baseline:
-                ratio, low, high = compared.ratio(entrant, self.baseline)
-                if (high - low) / 2 > target * ratio:
-                    return False
-        return True
+        ratios = (compared.ratio(entrant, self.baseline) for entrant in racing if entrant is not self.baseline)
+        return all((high - low) / 2 <= target * ratio for ratio, low, high in ratios)
 
     def compared(self) -> Comparison:
         """Compare the entrants by the rounds so far."""
-        context = self.context
-        return Comparison(
-            self.entrants,
-            prior=self.prior,
-            scorer=context.scorer,
-            by_rate=context.by_rate,
-            required=context.required,
-            compiled_s=self.compiled_s,
-        )
+        return Comparison(self.context, self.entrants, compiled_s=self.compiled_s)
 
 
 def expected_s(racing: Sequence[Entrant]) -> float:

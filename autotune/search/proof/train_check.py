@@ -1,21 +1,23 @@
-"""Whether a configuration trains as it should."""
+"""Whether a configuration trains as it should, and whether its loader delivers the same data."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import mean, stdev, variance
+from typing import Any
 
 from autotune.base.errors import WorkloadError
 from autotune.base.records import (
     EAGER_FP32,
     CheckPlan,
     Config,
+    DataVerdict,
+    Deliveries,
     DeliveryPlan,
-    Hold,
     LaunchKind,
     Measurement,
     TrainCheck,
@@ -26,14 +28,15 @@ from autotune.base.records import (
 )
 from autotune.knobs import KNOBS, Scope
 from autotune.knobs.compile_mode import eager
+from autotune.knobs.persistent_workers import KNOB as PERSISTENT
 from autotune.samplers import WARM_COMPILE
-from autotune.search.proof.context import ProofContext
+from autotune.search.proof import ProofContext
 from autotune.search.proof.race import Entrant, ended_from_outside
-from autotune.space import Space, canonical, is_checked_by, key, maths_part, samples_at_once
+from autotune.space import canonical, device_part, is_checked_by, is_loaders, key, loads_as, maths_part, samples_at_once
 from autotune.space.formatting import listed
 from autotune.stats import compare_data, plan_beside
 
-# Judges from the results of a finalist's launches whether it trains correctly and stays within memory.
+# Judges from the results of a finalist's launches whether it trains correctly.
 #
 # A fast configuration can be silently wrong: a number format in which the loss overflows, a layout that scrambles the
 # input, a compiler that drops a gradient. The yardstick is the scatter of eager fp32, as in MLPerf's reference
@@ -144,26 +147,6 @@ def _compared(candidate: TrainCheck, references: Sequence[TrainCheck], beside: s
     return Judgement(reason is None, reason, tolerance, distance)
 
 
-def held(hold: Hold, headroom: float) -> str | None:
-    """Return one sentence on why a training does not hold; ``None`` if it does.
-
-    Args:
-        headroom: fraction of the capacity that must have remained free.
-    """
-    if not hold.settled:
-        return f"its memory was still growing after {hold.seconds:.0f} s ({hold.steps} steps)"
-    if hold.alloc_retries:
-        return (
-            f"CUDA's allocator ran out of memory and had to empty its cache (num_alloc_retries: {hold.alloc_retries})"
-        )
-    if hold.headroom < headroom:
-        return (
-            f"it leaves {100 * hold.headroom:.1f} % of {hold.capacity_bytes / 2**30:.1f} GiB free, "
-            f"and {100 * headroom:.3g} % is wanted"
-        )
-    return None
-
-
 def _unfit(references: Sequence[TrainCheck], beside: str) -> str | None:
     """Return why the references cannot serve as a yardstick; ``None`` if they can."""
     if not references:
@@ -210,8 +193,7 @@ def _unchanged(candidate: TrainCheck, references: Sequence[TrainCheck], beside: 
 
 
 def _begins_elsewhere(candidate: TrainCheck, references: Sequence[TrainCheck], size: float, beside: str) -> str | None:
-    """Check the first loss: before any update, equal weights and batches give equal losses up to rounding and
-    dropout."""
+    """Check the first loss: equal weights and batches give equal losses up to rounding and dropout."""
     first, reference = candidate.losses[0], references[0].losses[0]
     reference_losses = [r.losses[0] for r in references]
     differences = _differences(candidate, references[0])[: _quarter(candidate.losses)]
@@ -327,32 +309,28 @@ class _Group:
 
 
 def check_training(
-    context: ProofContext,
-    baseline: Entrant,
-    entrants: Sequence[Entrant],
-    share_s: float,
+    context: ProofContext, baseline: Entrant, entrants: Sequence[Entrant], share_s: float
 ) -> list[TrainVerdict]:
     """Check the finalists. Those that fail drop out of the race.
 
     Finalists that differ only in loader and batch size share one check. Those that compute exactly as the baseline does
-    need none: what their loaders deliver is compared (see `autotune.search.proof.data_check`). If there is no time to
-    compile for the user's batch size, the same configuration is checked without compiling, and the verdict says so.
+    need none: what their loaders deliver is compared (`check_data`). If there is no time to compile for the user's
+    batch size, the same configuration is checked without compiling, and the verdict says so.
     """
     groups, share_s = _groups(context, entrants), min(share_s, context.launches.budget.left_s)
     if not groups:
         return []
     if not context.sees_inside:
-        why = "the losses of a program are not seen"
-        verdicts = [_verdict(group, None, why).model_copy(update={"beside": context.beside}) for group in groups]
+        verdicts = [_verdict(context, group, None, "the losses of a program are not seen") for group in groups]
         for verdict in verdicts:
             context.observer.says(_unchecked(verdict))
         return verdicts
     until_s = context.launches.budget.left_s - share_s
-    paid, done = _paid(context, groups)
+    costs = _Costs(context, baseline, groups)
     earlier = context.launches.finished(_reference_name(_store(context, groups[0].reference), 0), groups[0].reference)
     # If there is no time for all references, one may be enough.
-    chosen, steps = _affordable(baseline, groups, share_s, paid, done, len(REFERENCE_SEEDS))
-    chosen_with_one, _ = _affordable(baseline, groups, share_s, paid, done, 1)
+    chosen, steps = costs.affordable(groups, share_s, len(REFERENCE_SEEDS))
+    chosen_with_one, _ = costs.affordable(groups, share_s, 1)
     is_tight = chosen_with_one.count(None) < chosen.count(None)
     if is_tight:
         # Using few steps leaves the most time for the others.
@@ -365,15 +343,14 @@ def check_training(
 
     def has_time(group: _Group) -> bool:
         """Return whether there is time for another check: earlier ones may have needed more references than planned."""
-        fixed_s, step_s = _cost(baseline, [group], paid, done, 0)
+        fixed_s, step_s = costs.of([group], 0)
         budget = context.launches.budget
         return key(group.config) in checked or budget.left_s + budget.grace_s - until_s >= fixed_s + steps * step_s
 
     verdicts = []
     for group, affordable in zip(groups, chosen, strict=True):
         if affordable is None or (is_tight and verdicts and not has_time(affordable)):
-            unchecked = _verdict(group, None, "there was no time to check it")
-            verdict = unchecked.model_copy(update={"beside": context.beside})
+            verdict = _verdict(context, group, None, "there was no time to check it")
         else:
             reference_key, name = key(group.reference), key(affordable.config)
             if reference_key not in references:
@@ -381,7 +358,12 @@ def check_training(
             # An eager twin may itself be a finalist.
             if name not in checked:
                 checked[name] = _check(context, affordable, references[reference_key])
-            verdict = _verdict_for(affordable, checked[name])
+            verdict = checked[name].model_copy(update={"trials": tuple(e.trial.number for e in group.entrants)})
+            if affordable.instead:
+                batch = affordable.config["batch_size"]
+                how = f"it was checked without compiling, because compiling for batch {batch} would have taken too long"
+                reason = f"{verdict.reason} ({how})" if verdict.reason else how
+                verdict = verdict.model_copy(update={"reason": reason})
         verdicts.append(verdict)
         if verdict.passed is False:
             for entrant in group.entrants:
@@ -394,15 +376,8 @@ def check_training(
 
 
 def not_checked(context: ProofContext, one: Entrant, reason: str) -> list[TrainVerdict]:
-    """Return the verdict that an entrant's training was not checked, for this reason; none if it computes like the
-    baseline."""
-    verdicts = [_verdict(group, None, reason) for group in _groups(context, [one])]
-    return [verdict.model_copy(update={"beside": context.beside}) for verdict in verdicts]
-
-
-def train_alike(one: Entrant, other: Entrant) -> bool:
-    """Return whether one check covers both entrants: they differ only in loader and batch size."""
-    return maths_part(one.config) == maths_part(other.config)
+    """Return the verdict that an entrant's training was not checked; none if it computes like the baseline."""
+    return [_verdict(context, group, None, reason) for group in _groups(context, [one])]
 
 
 def need_s(
@@ -410,9 +385,9 @@ def need_s(
 ) -> float:
     """Estimate the duration in seconds of a check of any of these entrants, with so many runs of its reference."""
     groups = _groups(context, entrants) if context.sees_inside else []
-    paid, done = _paid(context, groups)
-    costs = [_cost(baseline, [group], paid, done, runs) for group in groups]
-    return max((fixed_s + FEWEST_STEPS * step_s for fixed_s, step_s in costs), default=0.0)
+    costs = _Costs(context, baseline, groups)
+    each = (costs.of([group], runs) for group in groups)
+    return max((fixed_s + FEWEST_STEPS * step_s for fixed_s, step_s in each), default=0.0)
 
 
 def covers(verdict: TrainVerdict, one: Entrant) -> bool:
@@ -429,32 +404,14 @@ def is_told_by(context: ProofContext, verdict: TrainVerdict, one: Entrant) -> bo
     return not context.by_command or verdict.passed is not None or verdict.config == _as_checked(context, one.config)
 
 
-def _paid(context: ProofContext, groups: Sequence[_Group]) -> tuple[dict[str, int], set[str]]:
-    """Return the number of existing runs of each reference, by its key, and the keys of the checks already run,
-    including those by an earlier run of the study."""
-    launches = context.launches
-    paid, done = {}, set()
-    for group in groups:
-        store = _store(context, group.reference)
-        names = [_reference_name(store, seed) for seed in REFERENCE_SEEDS]
-        paid[key(group.reference)] = sum(launches.finished(name, group.reference) is not None for name in names)
-        for config in (group.config, canonical(eager(group.config))):
-            if launches.finished(_check_name(store, config), config) is not None:
-                done.add(key(config))
-    return paid, done
-
-
 def _as_checked(context: ProofContext, config: Config) -> dict[str, Value]:
-    """Return the configuration launched to check a script's: with its own loader, at the user's batch size."""
+    """Return a configuration at the user's batch size; that of a script, with its own loader, is launched like this."""
     return canonical({**config, "batch_size": context.space.baseline["batch_size"]})
 
 
 def _unchecked(verdict: TrainVerdict) -> str:
-    return f"{_who(verdict)}: not checked for how it trains: {verdict.reason}"
-
-
-def _who(verdict: TrainVerdict) -> str:
-    return " and ".join(f"trial {n}" for n in verdict.trials)
+    trials = " and ".join(f"trial {n}" for n in verdict.trials)
+    return f"{trials}: not checked for how it trains: {verdict.reason}"
 
 
 def _store(context: ProofContext, reference: Config) -> str:
@@ -476,107 +433,94 @@ def _digest(config: Config) -> str:
 
 def _groups(context: ProofContext, entrants: Sequence[Entrant]) -> list[_Group]:
     baseline = context.space.baseline
-    members_by_key: dict[str, list[Entrant]] = {}
-    for entrant in entrants:
-        config = _at_users_batch(entrant.config, baseline)
-        if config != canonical(baseline):
-            members_by_key.setdefault(key(config), []).append(entrant)
-    groups = []
-    for members in members_by_key.values():
-        config = _at_users_batch(members[0].config, baseline)
-        if context.by_command:
-            # A script trains with its own loader, so the most promising member itself is checked.
-            config = _as_checked(context, members[0].config)
-        groups.append(_Group(tuple(members), config, _reference(config, context)))
-    return groups
-
-
-def _at_users_batch(config: Config, baseline: Config) -> dict[str, Value]:
-    """Return the configuration to check: the maths of ``config`` with the baseline's batch, loader and threads."""
     rest = {n: v for n, v in baseline.items() if n not in maths_part(baseline)}
-    return canonical({**rest, **maths_part(config), "batch_size": baseline["batch_size"]})
+    groups: dict[str, _Group] = {}
+    for entrant in entrants:
+        # The entrant's maths with the baseline's batch, loader and threads.
+        config = _as_checked(context, {**rest, **maths_part(entrant.config)})
+        name = key(config)
+        if name in groups:
+            groups[name] = replace(groups[name], entrants=(*groups[name].entrants, entrant))
+        elif config != canonical(baseline):
+            # A script trains with its own loader, so the most promising member itself is checked.
+            config = _as_checked(context, entrant.config) if context.by_command else config
+            groups[name] = _Group((entrant,), config, _reference(config, context))
+    return list(groups.values())
 
 
 def _reference(config: Config, context: ProofContext) -> dict[str, Value]:
-    """Return the configuration to compare a training with: eager fp32, or a script as it stands."""
-    return canonical(context.space.baseline) if context.by_command else _eager_fp32(config, context.space)
-
-
-def _eager_fp32(config: Config, space: Space) -> dict[str, Value]:
-    """Return the reference: the user's baseline, eager and in fp32.
+    """Return the configuration to compare a training with: a script as it stands, or the user's baseline, eager and in
+    fp32.
 
     Only those knobs of the workload that are declared to change the training on purpose have the values of ``config``.
     """
-    baseline = space.baseline
+    space, baseline = context.space, context.space.baseline
+    if context.by_command:
+        return canonical(baseline)
     eager = (k for k in KNOBS.values() if k.scope in (Scope.MODEL, Scope.STEP))
-    plain = {k.name: k.default for k in eager if k.default is not None}
-    on_purpose = {n: v for n, v in config.items() if n in space.on_purpose}
-    return canonical({**baseline, **{n: v for n, v in plain.items() if n in baseline}, **on_purpose})
+    plain = {k.name: k.default for k in eager if k.default is not None and k.name in baseline}
+    return canonical({**baseline, **plain, **{n: v for n, v in config.items() if n in space.on_purpose}})
 
 
-def _undeclared(config: Config, space: Space) -> list[str]:
-    """Return the workload's knobs that differ from the baseline, undeclared as to whether they change the maths."""
-    declared = space.speed_only | space.on_purpose
-    return [n for n, v in config.items() if n.startswith("workload.") and n not in declared and space.baseline[n] != v]
+class _Costs:
+    """How long checks take, without what has been run already, also by an earlier run of the study."""
 
+    def __init__(self, context: ProofContext, baseline: Entrant, groups: Sequence[_Group]) -> None:
+        self._baseline, launches = baseline, context.launches
+        #: The number of runs of each reference, by its key, and the keys of the configurations that were checked.
+        self._runs: dict[str, int] = {}
+        self._checked: set[str] = set()
+        for group in groups:
+            store = _store(context, group.reference)
+            names = [_reference_name(store, seed) for seed in REFERENCE_SEEDS]
+            finished = [launches.finished(name, group.reference) is not None for name in names]
+            self._runs[key(group.reference)] = sum(finished)
+            for config in (group.config, canonical(eager(group.config))):
+                if launches.finished(_check_name(store, config), config) is not None:
+                    self._checked.add(key(config))
 
-def _affordable(
-    baseline: Entrant, groups: Sequence[_Group], share_s: float, paid: Mapping[str, int], done: Set[str], runs: int
-) -> tuple[list[_Group | None], int]:
-    """Return what there is time to check in each group, and the number of steps per check.
+    def affordable(self, groups: Sequence[_Group], share_s: float, runs: int) -> tuple[list[_Group | None], int]:
+        """Return what there is time to check in each group, and the number of steps of each check and reference.
 
-    The groups are ordered by promise. A group that needs compiling may not fit although its eager twin or the next
-    group does.
+        The groups are ordered by promise. A group that needs compiling may not fit although its eager twin or the next
+        group does.
 
-    Args:
-        paid, done: what has already been run (see `_paid`). runs: number of runs of each reference.
-    """
-    chosen: list[_Group | None] = []
-    steps = 0
-    for group in groups:
-        before = [g for g in chosen if g is not None]
-        twin = replace(group, config=canonical(eager(group.config)), instead=True)
-        options = [group] if twin.config == group.config else [group, twin]
-        chosen.append(None)
-        for option in options:
-            fitting = _steps(baseline, [*before, option], share_s, paid, done, runs)
-            # An eager twin that is identical to the reference would prove nothing.
-            if fitting >= FEWEST_STEPS and option.config != option.reference:
-                chosen[-1], steps = option, min(fitting, MOST_STEPS)
-                break
-    return chosen, steps
+        Args:
+            runs: number of runs of each reference.
+        """
+        chosen: list[_Group | None] = []
+        steps = 0
+        for group in groups:
+            before = [g for g in chosen if g is not None]
+            twin = replace(group, config=canonical(eager(group.config)), instead=True)
+            options = [group] if twin.config == group.config else [group, twin]
+            chosen.append(None)
+            for option in options:
+                fixed_s, step_s = self.of([*before, option], runs)
+                fitting = int((share_s - fixed_s) / step_s) if step_s else MOST_STEPS
+                # An eager twin that is identical to the reference would prove nothing.
+                if fitting >= FEWEST_STEPS and option.config != option.reference:
+                    chosen[-1], steps = option, min(fitting, MOST_STEPS)
+                    break
+        return chosen, steps
 
-
-def _steps(
-    baseline: Entrant, groups: Sequence[_Group], share_s: float, paid: Mapping[str, int], done: Set[str], runs: int
-) -> int:
-    """Return how many steps each check and each reference can take."""
-    fixed_s, step_s = _cost(baseline, groups, paid, done, runs)
-    return int((share_s - fixed_s) / step_s) if step_s else MOST_STEPS
-
-
-def _cost(
-    baseline: Entrant, groups: Sequence[_Group], paid: Mapping[str, int], done: Set[str], runs: int
-) -> tuple[float, float]:
-    """Return the seconds that all checks and references take apart from their steps, and the seconds per step."""
-    batch = int(baseline.config["batch_size"])
-    baseline_measurement = baseline.seen[0]
-    missing = sum(max(0, runs - paid.get(name, 0)) for name in {key(g.reference) for g in groups})
-    fixed_s = missing * _START_MARGIN * baseline_measurement.startup_s
-    step_s = missing * baseline_measurement.mean_step_s
-    for group in {key(g.config): g for g in groups if key(g.config) not in done}.values():
-        entrant = group.entrants[0]
-        measurement = entrant.seen[0]
-        if group.instead:
-            # Its rate without compiling is unknown, but hardly below the baseline's.
-            fixed_s += _START_MARGIN * baseline_measurement.startup_s
-            step_s += baseline_measurement.mean_step_s
-            continue
-        # Compiled graphs are cached by shape: one that has already trained at this batch size is not recompiled.
-        warm = any(e.config["batch_size"] == batch for e in group.entrants)
-        fixed_s += _START_MARGIN * measurement.startup_s + (WARM_COMPILE if warm else 1.0) * measurement.compile_s
-        step_s += measurement.mean_step_s * batch / measurement.batch_size
-    return fixed_s, step_s
+    def of(self, groups: Sequence[_Group], runs: int) -> tuple[float, float]:
+        """Return the seconds that all checks and references take apart from their steps, and the seconds per step."""
+        batch, own = int(self._baseline.config["batch_size"]), self._baseline.seen[0]
+        missing = sum(max(0, runs - self._runs.get(name, 0)) for name in {key(g.reference) for g in groups})
+        fixed_s, step_s = missing * _START_MARGIN * own.startup_s, missing * own.mean_step_s
+        for group in {key(g.config): g for g in groups if key(g.config) not in self._checked}.values():
+            measurement = group.entrants[0].seen[0]
+            if group.instead:
+                # Its rate without compiling is unknown, but hardly below the baseline's.
+                fixed_s += _START_MARGIN * own.startup_s
+                step_s += own.mean_step_s
+                continue
+            # Compiled graphs are cached by shape: one that has already trained at this batch size is not recompiled.
+            warm = any(e.config["batch_size"] == batch for e in group.entrants)
+            fixed_s += _START_MARGIN * measurement.startup_s + (WARM_COMPILE if warm else 1.0) * measurement.compile_s
+            step_s += measurement.mean_step_s * batch / measurement.batch_size
+        return fixed_s, step_s
 
 
 class _References:
@@ -600,7 +544,15 @@ class _References:
             seed = REFERENCE_SEEDS[len(self._runs)]
             if seed and not self._has_time(runs):
                 break
-            self._run(seed)
+            context, name = self._context, _reference_name(self.store, seed)
+            which = f"run {seed + 1}" if context.by_command else f"seed {seed}"
+            title = f"{context.beside} for comparison, {which}"
+            result = _launch(context, name, title, self._config, _plan(context, self.store, self.steps, seed))
+            if result.check is None or not result.check.finite:
+                why = result.cause or "its loss was not finite"
+                self.failed = f"{context.beside} itself could not be run for comparison: {why}"
+            else:
+                self._runs.append(result.check)
         return self._runs[:runs]
 
     def _has_time(self, runs: int) -> bool:
@@ -608,17 +560,6 @@ class _References:
         names = [_reference_name(self.store, seed) for seed in REFERENCE_SEEDS[len(self._runs) : runs]]
         missing = sum(launches.finished(name, self._config) is None for name in names)
         return not missing or budget.left_s + budget.grace_s - self._until_s >= missing * self._run_s
-
-    def _run(self, seed: int) -> None:
-        context, name = self._context, _reference_name(self.store, seed)
-        which = f"run {seed + 1}" if context.by_command else f"seed {seed}"
-        title = f"{context.beside} for comparison, {which}"
-        result = _launch(context, name, title, self._config, self.steps, self.store, seed)
-        if result.check is None or not result.check.finite:
-            why = result.cause or "its loss was not finite"
-            self.failed = f"{context.beside} itself could not be run for comparison: {why}"
-        else:
-            self._runs.append(result.check)
 
 
 def _reference_name(store: str, seed: int) -> str:
@@ -629,18 +570,16 @@ def _check_name(store: str, config: Config) -> str:
     return f"check-{store}-{_digest(config)}"
 
 
-def checked(context: ProofContext, config: Config) -> TrialResult | None:
-    """Return the launch in which a configuration was checked; ``None`` if it was not."""
-    return context.launches.finished(_check_name(_store(context, _reference(config, context)), config), config)
-
-
 def _check(context: ProofContext, group: _Group, yardstick: _References) -> TrainVerdict:
     if not yardstick.first(1):
-        return _verdict(group, None, yardstick.failed)
+        return _verdict(context, group, None, yardstick.failed)
     title = f"checking that trial {group.entrants[0].trial.number} trains"
     name = _check_name(yardstick.store, group.config)
-    result = _launch(context, name, title, group.config, yardstick.steps, yardstick.store, None)
-    undeclared = _undeclared(group.config, context.space)
+    result = _launch(context, name, title, group.config, _plan(context, yardstick.store, yardstick.steps, None))
+    # The workload's own knobs that differ from the baseline, undeclared as to whether they change the maths.
+    space, own = context.space, {n: v for n, v in group.config.items() if n.startswith("workload.")}
+    declared = space.speed_only | space.on_purpose
+    undeclared = [n for n, v in own.items() if n not in declared and space.baseline[n] != v]
     hint = (
         f"; if {listed(undeclared)} changes the training on purpose, declare it with `autotune.knob(..., "
         f"changes_maths=True)`"
@@ -649,18 +588,18 @@ def _check(context: ProofContext, group: _Group, yardstick: _References) -> Trai
     )
     if result.check is None and undeclared and result.error_code == WorkloadError.exit_code:
         # A different architecture: its weights cannot start from the baseline's.
-        return _verdict(group, None, f"{result.cause}{hint}")
+        return _verdict(context, group, None, f"{result.cause}{hint}")
     if result.check is None:
         # The loader is the baseline's, so its failure is not the configuration's fault. Any other failure is.
         outside = ended_from_outside(result) or result.status is TrialStatus.LOADER_WORKER_DIED
         passed = None if outside else False
-        return _verdict(group, passed, f"its check ended as {result.status}: {result.cause}")
+        return _verdict(context, group, passed, f"its check ended as {result.status}: {result.cause}")
     check = result.check
     if context.deliveries is not None and check.deliveries is not None:
         comparison = compare_data(context.deliveries, check.deliveries)
         if comparison.passed is False:
             # Losses on other samples say nothing about how it computes.
-            return _verdict(group, None, f"its loader delivers other data: {comparison.reason}")
+            return _verdict(context, group, None, f"its loader delivers other data: {comparison.reason}")
     if samples_at_once(group.config) != samples_at_once(group.reference):
         # Batch normalization has seen other statistics, once per part, which shows in an evaluation.
         check = check.model_copy(update={"metric": None})
@@ -673,7 +612,7 @@ def _check(context: ProofContext, group: _Group, yardstick: _References) -> Trai
         # It differs from one run; others show how much difference is acceptable.
         references = yardstick.first(len(REFERENCE_SEEDS))
         if yardstick.failed is not None:
-            return _verdict(group, None, yardstick.failed).model_copy(update={"differs": differs})
+            return _verdict(context, group, None, yardstick.failed, differs=differs)
         if len(references) == len(REFERENCE_SEEDS):
             judgement = _judged(check, references, context.beside)
         else:
@@ -686,17 +625,18 @@ def _check(context: ProofContext, group: _Group, yardstick: _References) -> Trai
         alone = all(reference.metric_lacks is None for reference in references)
         reason = lacks if alone else f"by its losses alone, as {lacks}"
         judgement = replace(judgement, passed=not alone)
-    return _verdict(group, judgement.passed, reason).model_copy(
-        update={
-            "losses": result.check.losses,
-            "reference": references[0].losses,
-            "beside": context.beside,
-            "tolerance": judgement.tolerance,
-            "distance": judgement.distance,
-            "metric": check.metric,
-            "reference_metric": references[0].metric,
-            "differs": differs and judgement.passed is None,
-        }
+    return _verdict(
+        context,
+        group,
+        judgement.passed,
+        reason,
+        losses=result.check.losses,
+        reference=references[0].losses,
+        tolerance=judgement.tolerance,
+        distance=judgement.distance,
+        metric=check.metric,
+        reference_metric=references[0].metric,
+        differs=differs and judgement.passed is None,
     )
 
 
@@ -709,35 +649,139 @@ def _judged(check: TrainCheck, references: Sequence[TrainCheck], beside: str) ->
     return judge(check, references, beside)
 
 
-def _launch(
-    context: ProofContext, launch: str, title: str, config: Config, steps: int, store: str, seed: int | None
-) -> TrialResult:
-    """Run one check. ``seed`` is the seed of a reference, and ``None`` for the candidate."""
+def _launch(context: ProofContext, name: str, title: str, config: Config, plan: CheckPlan) -> TrialResult:
+    result = context.launches.run_outside(LaunchKind.TRAIN_CHECK, name, title, config, check=plan)
+    context.raise_if_stopped()
+    return result
+
+
+def _plan(context: ProofContext, store: str, steps: int, seed: int | None) -> CheckPlan:
+    """Return the plan of one run. ``seed`` is the seed of a reference, and ``None`` for the candidate."""
     # All of them train on samples in the same order, in epochs that end equally early.
     noted = _noted(context)
-    plan = CheckPlan(
+    return CheckPlan(
         store=str(context.launches.files.checks / store),
         steps=steps,
         reference=seed is not None,
         seed=seed or 0,
         deliveries=None if noted is None else noted.model_copy(update={"seed": seed or 0}),
     )
-    result = context.launches.run_outside(LaunchKind.TRAIN_CHECK, launch, title, config, check=plan)
-    context.raise_if_stopped()
-    return result
 
 
-def _verdict_for(group: _Group, found: TrainVerdict) -> TrainVerdict:
-    """Return the verdict on a group whose configuration has been checked."""
-    reason = found.reason
-    if group.instead:
-        batch = group.config["batch_size"]
-        how = f"it was checked without compiling, because compiling for batch {batch} would have taken too long"
-        reason = f"{reason} ({how})" if reason else how
-    return found.model_copy(update={"trials": tuple(e.trial.number for e in group.entrants), "reason": reason})
+def _verdict(
+    context: ProofContext, group: _Group, passed: bool | None, reason: str | None, **more: Any
+) -> TrainVerdict:
+    trials = tuple(e.trial.number for e in group.entrants)
+    return TrainVerdict(trials=trials, config=group.config, passed=passed, reason=reason, beside=context.beside, **more)
 
 
-def _verdict(group: _Group, passed: bool | None, reason: str | None) -> TrainVerdict:
-    return TrainVerdict(
-        trials=tuple(e.trial.number for e in group.entrants), config=group.config, passed=passed, reason=reason
+# Compares what a finalist's loader delivers with what the baseline's does.
+
+#: Seconds that such a launch takes beyond its startup, as a first guess.
+TAKES_S = 5.0
+_NO_TIME = "there was no time to compare what its loader delivers"
+
+
+def check_data(context: ProofContext, one: Entrant) -> DataVerdict:
+    """Compare what a finalist's loader delivers with what the baseline's does, unless an earlier run of the study has
+    done so."""
+    baseline, number = context.space.baseline, one.trial.number
+    if loads_as(one.config, baseline):
+        return not_compared(context, one, "")
+    if not context.sees_inside:
+        return _not(one, "what a program's loader delivers is not seen")
+    config = _as_loaded(context, one.config)
+    baseline_deliveries = own_deliveries(context)
+    if isinstance(baseline_deliveries, str):
+        return _not(one, baseline_deliveries)
+    plan = plan_beside(baseline_deliveries)
+    if plan is None:
+        return _not(one, baseline_deliveries.lost or "no batch of a loader of PyTorch's was seen")
+    # The check of how it trains may have noted it.
+    name = _check_name(_store(context, _reference(config, context)), config)
+    result = context.launches.finished(name, config)
+    if result is None or result.check is None or result.check.deliveries is None:
+        result = _result(context, f"data-{_digest(config)}", f"comparing what trial {number} loads", config, plan)
+    if result is None:
+        return _not(one, _NO_TIME)
+    deliveries = None if result.check is None else result.check.deliveries
+    if deliveries is None:
+        is_from_outside = ended_from_outside(result) or result.check is not None
+        cause = f"its launch ended as {result.status}: {result.cause}" if result.check is None else "nothing was noted"
+        return _not(one, cause, passed=None if is_from_outside else False)
+    comparison = compare_data(baseline_deliveries, deliveries)
+    passed, reason = comparison.passed, comparison.reason
+    if passed and one.config.get(PERSISTENT.name) and not baseline.get(PERSISTENT.name) and comparison.epochs < 2:
+        passed, reason = None, "no second epoch was seen with workers that persist"
+    if passed is False and not _repeats(context, baseline_deliveries, plan):
+        passed, reason = None, "the baseline itself delivers other samples in each launch"
+    return DataVerdict(
+        trial=number,
+        config=one.config,
+        passed=passed,
+        reason=reason,
+        batches=comparison.batches,
+        samples=comparison.samples,
+        epochs=comparison.epochs,
     )
+
+
+def not_compared(context: ProofContext, one: Entrant, reason: str) -> DataVerdict:
+    """Return the verdict that an entrant's deliveries were not compared, for this reason; or, if its loader is set as
+    the baseline's, that they need no comparison."""
+    if loads_as(one.config, context.space.baseline):
+        return DataVerdict(trial=one.trial.number, config=one.config, passed=True, needless=True)
+    return _not(one, reason)
+
+
+def own_deliveries(context: ProofContext) -> Deliveries | str:
+    """Return what the baseline's loader delivers, or why that is unknown. For a script, the probe has noted it."""
+    if context.by_command:
+        return context.deliveries or "what the script's own loader delivers was not noted"
+    config = _as_loaded(context, context.space.baseline)
+    result = _result(context, "data-own", "noting what the baseline loads", config, DeliveryPlan())
+    if result is None:
+        return _NO_TIME
+    if result.check is None or result.check.deliveries is None:
+        return f"what the baseline's loader delivers was not noted: {result.cause or 'nothing came'}"
+    return result.check.deliveries
+
+
+def _repeats(context: ProofContext, own: Deliveries, plan: DeliveryPlan) -> bool:
+    """Return whether the baseline delivers the same again; otherwise a difference means nothing."""
+    config = _as_loaded(context, context.space.baseline)
+    again = _result(context, "data-again", "comparing what the baseline loads with itself", config, plan)
+    deliveries = None if again is None or again.check is None else again.check.deliveries
+    # If there is no time to find out, a difference counts as a real one.
+    return deliveries is None or compare_data(own, deliveries).passed is not False
+
+
+def _as_loaded(context: ProofContext, config: Config) -> dict[str, Value]:
+    """Return the configuration to launch: for a script the configuration itself, for a workload its loader with all
+    else as in the baseline; both at the user's own batch size."""
+    own = {n: v for n, v in config.items() if is_loaders(n)}
+    return _as_checked(context, config if context.by_command else {**device_part(context.space.baseline), **own})
+
+
+def _result(context: ProofContext, name: str, title: str, config: Config, plan: DeliveryPlan) -> TrialResult | None:
+    """Run a launch that notes what is delivered, or return an earlier one's result; ``None`` if no time is left."""
+    launches = context.launches
+    if launches.finished(name, config) is None and launches.budget.left_s <= 0:
+        return None
+    # Only the deliveries matter, so the first loss also ends the launch.
+    check = CheckPlan(store=str(launches.files.checks), steps=1, deliveries=plan)
+    return _launch(context, name, title, config, check)
+
+
+def _not(one: Entrant, reason: str, *, passed: bool | None = None) -> DataVerdict:
+    return DataVerdict(trial=one.trial.number, config=one.config, passed=passed, reason=reason)
+
+
+def takes_s(context: ProofContext, entrants: Sequence[Entrant]) -> float:
+    """Return the seconds to reserve for comparing the winner's data, if a finalist's loader is set differently."""
+    differing = [one for one in entrants if not loads_as(one.config, context.space.baseline)]
+    if not differing or not context.sees_inside:
+        return 0.0
+    start_s = min((m.startup_s for one in differing for m in one.seen), default=0.0)
+    # For a workload, the baseline's deliveries are noted as well.
+    return (start_s + TAKES_S) * (1 if context.by_command else 2)

@@ -7,18 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from autotune import stats
-from autotune.base.records import (
-    Bottleneck,
-    Config,
-    DataVerdict,
-    HoldVerdict,
-    KnobPart,
-    Standing,
-    TrainVerdict,
-    Trial,
-    Value,
-)
+from autotune.base.records import Bottleneck, Config, DataVerdict, HoldVerdict, KnobPart, Standing, TrainVerdict, Trial
 from autotune.knobs import KNOBS
+from autotune.search.proof import ProofContext
 from autotune.search.proof.ceilings import (
     TAKEOVER,
     ablate,
@@ -29,19 +20,17 @@ from autotune.search.proof.ceilings import (
     takeover_fits,
     takeover_rounds,
 )
-from autotune.search.proof.context import ProofContext
-from autotune.search.proof.data_check import check_data, not_compared, takes_s
-from autotune.search.proof.race import (
-    TARGETS,
-    Comparison,
-    Entrant,
-    Race,
-    entrant,
-    finalists,
-    peak_bytes,
-    shared_rounds,
+from autotune.search.proof.race import TARGETS, Comparison, Entrant, Race, entrant, finalists, peak_bytes, shared_rounds
+from autotune.search.proof.train_check import (
+    check_data,
+    check_training,
+    covers,
+    is_told_by,
+    need_s,
+    not_checked,
+    not_compared,
+    takes_s,
 )
-from autotune.search.proof.train_check import check_training, covers, is_told_by, need_s, not_checked, train_alike
 from autotune.space import key, maths_part, simplicity
 from autotune.study.agenda import MATHS_PAYS
 from autotune.study.budget import LEAST_LAUNCHES
@@ -76,7 +65,8 @@ def winner_among(context: ProofContext, compared: Comparison, group: Sequence[En
     if not context.by_rate:
         best = compared.leader(proven or [compared.baseline])
         return best, best
-    unbeaten = _unbeaten(compared, proven)
+    # An entrant that dropped out after few rounds has an imprecise ratio to the baseline; others have beaten it.
+    unbeaten = [e for e in proven if all(compared.ratio(rival, e)[1] <= 1 for rival in proven)] or proven
     leader = compared.leader(unbeaten or group)
     winner = compared.baseline
     if unbeaten:
@@ -92,17 +82,8 @@ def still_wins(context: ProofContext, compared: Comparison, one: Entrant) -> boo
     return context.rate_within > 0 or compared.beats_baseline(one, compared.rivals(one))
 
 
-def _unbeaten(compared: Comparison, shown: list[Entrant]) -> list[Entrant]:
-    """Return the entrants that no other is shown to beat.
-
-    An entrant that dropped out after few rounds has an imprecise ratio to the baseline; others have beaten it.
-    """
-    return [e for e in shown if all(compared.ratio(rival, e)[1] <= 1 for rival in shown)] or shown
-
-
 def tie_between(compared: Comparison, leader: Entrant, winner: Entrant) -> str | None:
-    """Return one sentence on the entrant over which the winner was preferred, and why; ``None`` if the winner was
-    itself the fastest."""
+    """Return one sentence on the entrant over which the winner was preferred, and why; ``None`` if there was none."""
     if leader is winner:
         return None
     ratio, low, high = compared.ratio(leader, winner)
@@ -139,59 +120,46 @@ def set_back_useless(
     gains = {p.knob: p.gain for p in parts if p.gain is not None and p.gain[1] <= 1 and p.gain[0] <= 1 + target}
     useless = sorted(gains, key=lambda name: gains[name][0])
     for name in [name for name in useless[:1] if gains[name][2] < 1]:
-        faster = _simpler(race, winner, [name])
-        if faster is not None and passes(faster):
+        faster = _simpler(race, winner, [name], passes)
+        if faster is not None:
             winner = faster
             useless.remove(name)
-    simplest = _simpler(race, winner, useless)
-    if simplest is not None and passes(simplest):
+    simplest = _simpler(race, winner, useless, passes)
+    if simplest is not None:
         return simplest
     for name in useless if len(useless) > 1 else []:
-        simpler = _simpler(race, winner, [name])
-        if simpler is not None and passes(simpler):
-            winner = simpler
+        winner = _simpler(race, winner, [name], passes) or winner
     return winner
 
 
-def _simpler(race: Race, winner: Entrant, names: Sequence[str]) -> Entrant | None:
-    """Return the winner with some knobs set back if it is as good; ``None`` if not, or if nothing can be set back."""
+def _simpler(race: Race, winner: Entrant, names: Sequence[str], passes: Callable[[Entrant], bool]) -> Entrant | None:
+    """Return the winner with some knobs set back, if the race shows it to be better than the baseline and does not show
+    it to be worse than the winner; ``None`` if not, or if nothing can be set back."""
     space = race.context.space
     config = set_back(space, winner.config, [n for n in names if n in winner.config])
     # What the user has pinned stays as it is, and the baseline is already in the race.
     if key(config) in (key(winner.config), key(space.baseline)) or space.refusal(config) is not None:
         return None
-    simpler = _entrant(race, winner, config)
-    return simpler if _as_good(race, winner, simpler) else None
-
-
-def _entrant(race: Race, winner: Entrant, config: dict[str, Value]) -> Entrant:
-    """Return the ablation's own entrant with this configuration, or a new one."""
-    for candidate in race.entrants:
-        if candidate.label and key(candidate.config) == key(config):
-            return candidate
-    count = sum(1 for candidate in race.entrants if candidate.label)
-    return Entrant(config, winner.trial, expected_s=winner.expected_s, label=f"simplified {count}")
-
-
-def _as_good(race: Race, winner: Entrant, simpler: Entrant) -> bool:
-    """Race a simpler configuration against the winner and the baseline; return whether the race shows it to be better
-    than the baseline, and does not show it to be worse than the winner."""
+    # The ablation may have launched it.
+    variants = [candidate for candidate in race.entrants if candidate.label]
+    simpler = next((candidate for candidate in variants if key(candidate.config) == key(config)), None)
+    if simpler is None:
+        label = f"simplified {len(variants)}"
+        simpler = Entrant(config, winner.trial, expected_s=winner.expected_s, label=label)
     race.purpose = TAKEOVER
     if not takeover_fits(race, winner, simpler):
-        return False
+        return None
     if simpler not in race.entrants:
         race.entrants.append(simpler)
     for racing in takeover_rounds(race, winner, simpler):
         race.round(racing)
     compared = race.compared()
-    if simpler.out is not None or not compared.in_turns(simpler, winner):
-        return False
-    if compared.unmet(simpler) is not None or not still_wins(race.context, compared, simpler):
-        return False
+    if not compared.in_turns(simpler, winner) or not still_wins(race.context, compared, simpler):
+        return None
     if race.context.rate_within and compared.score(simpler) < compared.score(winner):
-        return False
+        return None
     ratio, low, _ = compared.ratio(winner, simpler)
-    return low <= 1 and ratio <= 1 + TARGETS[race.context.device]
+    return simpler if low <= 1 and ratio <= 1 + TARGETS[race.context.device] and passes(simpler) else None
 
 
 # The proof of a winner, or that there is none: the order of the checks, and the share of the budget for each.
@@ -273,29 +241,24 @@ class Contest:
 
     def check_early(self, trial: Trial) -> list[Config]:
         """Check how a trial of a script trains while the search goes on, if that takes little of the time left; return
-        its configuration if it trains wrongly, else nothing.
-
-        Raises:
-            InterruptedSearch: the user interrupted it.
-        """
+        its configuration if it trains wrongly, else nothing."""
         context, baseline, one = self.race.context, self.race.baseline, entrant(trial)
         share_s = EARLY_SHARE * context.launches.budget.left_s
         if not context.sees_inside or need_s(context, baseline, [one], runs=1) > share_s:
             return []
         # What is open is checked again by the proof, which has more time.
         self.checks[:0] = [v for v in check_training(context, baseline, [one], share_s) if v.passed is not None]
-        if not any(verdict.passed is False and covers(verdict, one) for verdict in self.checks):
+        if not self._is_wrong(one):
             return []
         self._wrong_early.append(one)
         return [one.config]
 
-    def choose(self, complete: Sequence[Trial], noise: stats.LaunchNoise) -> list[Trial]:
-        """Return the trials to enter next.
+    def _is_wrong(self, one: Entrant) -> bool:
+        return any(verdict.passed is False and covers(verdict, one) for verdict in self.checks)
 
-        Args:
-            complete: complete trials, most promising first.
-            noise: noise of one launch, as observed by the search.
-        """
+    def choose(self, complete: Sequence[Trial], noise: stats.LaunchNoise) -> list[Trial]:
+        """Return the trials to enter next out of the complete ones, which are sorted by promise; the noise is that of
+        the search's launches."""
         race, baseline, required = self.race, self.race.baseline, self.race.context.required
         entered = {one.trial.number for one in race.entrants}
         new = [t for t in complete if t.number not in entered and required.allow(t)]
@@ -307,8 +270,7 @@ class Contest:
         return finalists(race.context.space, new, noise, self._leanest(new))
 
     def _leanest(self, new: Sequence[Trial]) -> list[Trial]:
-        """Return the trials with about the highest rate, ordered by an objective that chooses among them, best
-        first."""
+        """Return the trials with about the highest rate, best first by an objective that chooses among them."""
         within, scorer = self.race.context.rate_within, self.race.context.scorer
         top = max((t.rate_per_s or 0.0 for t in new), default=0.0)
         if not within:
@@ -329,9 +291,6 @@ class Contest:
         Args:
             context: the conditions from now on. newest: number of the search's last trial. as_round: the search's
                 own launches are one (see `StudyLoop.counts_as_round`).
-
-        Raises:
-            InterruptedSearch: the user interrupted it.
         """
         limit_s, race = context.budget_s, self.race
         race.context, self._newest = context, newest
@@ -399,8 +358,7 @@ class Contest:
         return safe, leader
 
     def _may_train_otherwise(self, one: Entrant) -> bool:
-        """Return whether an entrant computes something else than the baseline, and was not checked for how it
-        trains."""
+        """Return whether an entrant computes something else than the baseline, and was not checked."""
         checked = any(verdict.passed and covers(verdict, one) for verdict in self.checks)
         return not checked and not self.race.context.space.same_maths(one.config)
 
@@ -417,8 +375,7 @@ class Contest:
         )
 
     def passes(self, one: Entrant) -> bool:
-        """Check how an entrant trains and what its loader delivers, unless that is known; return whether it may win. If
-        not, it drops out."""
+        """Check how an entrant trains and what it loads, unless that is known; return whether it stays in the race."""
         return self._trains(one) and self.delivers(one)
 
     def leave_unchecked(self, one: Entrant, reason: str) -> None:
@@ -447,14 +404,16 @@ class Contest:
 
     def _trains(self, one: Entrant) -> bool:
         if self.refusal(one) is None and not self._knows_training(one):
-            self._check([one, *(e for e in self._unchecked if e is not one and train_alike(one, e))])
+            # One check covers those that differ only in loader and batch size.
+            alike = [e for e in self._unchecked if e is not one and maths_part(e.config) == maths_part(one.config)]
+            self._check([one, *alike])
             if one.out is not None:
                 # Whatever is wrong with it may be wrong with the others, which should not race for nothing.
                 self._check(self._unchecked)
         refusal = self.refusal(one)
         if one.out is None and refusal is not None:
             one.out = refusal
-            if not any(verdict.passed is False and covers(verdict, one) for verdict in self.checks):
+            if not self._is_wrong(one):
                 self._doubted.append(one)
                 self.race.context.observer.says(f"{one.title} is out: {refusal}")
         return one.out is None
@@ -477,8 +436,7 @@ class Contest:
         self.checks[:0] = check_training(context, self.race.baseline, entrants, share_s)
 
     def delivers(self, one: Entrant) -> bool:
-        """Compare what an entrant's loader delivers with what the baseline's does, unless that has been done; return
-        whether it may win. If not, it drops out."""
+        """Compare what an entrant loads, unless that has been done; return whether it stays in the race."""
         verdict = self._data.get(key(one.config))
         if verdict is None:
             context = self.race.context
@@ -518,20 +476,12 @@ class Contest:
     @property
     def wrong(self) -> list[Config]:
         """Configurations that do not train like eager fp32."""
-        failed = [verdict for verdict in self.checks if verdict.passed is False]
-        finalists = [one for one in self.finalists if any(covers(v, one) for v in failed)]
-        return [*(verdict.config for verdict in failed), *(one.config for one in finalists)]
+        failed = [verdict.config for verdict in self.checks if verdict.passed is False]
+        return [*failed, *(one.config for one in self.finalists if self._is_wrong(one))]
 
 
 def prove(contest: Contest, noise: stats.LaunchNoise) -> Proof:
-    """Prove a winner; if nothing is shown to be better, the baseline wins.
-
-    Args:
-        noise: noise of one launch, as observed by the search.
-
-    Raises:
-        InterruptedSearch: the user interrupted the proof.
-    """
+    """Prove a winner, given the noise of the search's launches; the baseline wins if nothing is shown to be better."""
     race, checks, others = contest.race, contest.checks, contest.finalists
     context, first = race.context, race.baseline
     launches, limit_s = context.launches, context.budget_s
@@ -599,11 +549,8 @@ def _narrow(race: Race, winner: Entrant) -> None:
 
 
 def _promising(one: Entrant, baseline: Entrant, noise: stats.LaunchNoise) -> bool:
-    """Return whether a configuration may be faster than the baseline, judging by the search's own launches of both.
-
-    These took place at different times, so the ratio only tells whether another launch is worthwhile; it is never
-    shown.
-    """
+    """Return whether a configuration may be faster than the baseline, judging by the search's own launches of both,
+    which took place at different times: the ratio only tells whether another launch is worthwhile."""
     rate, baseline_rate = one.trial.rate_per_s, baseline.trial.rate_per_s
     if not rate or not baseline_rate:
         return True
@@ -621,12 +568,15 @@ def _without_useless(
     """
     race, checks, final_hold = contest.race, contest.checks, hold
     context, limit_s = race.context, race.context.budget_s
-    # A winner that is known to train correctly is not given up for one that is not.
+    # A winner that is known to train correctly, or to load the same data, is not given up for one that is not.
     is_winner_checked = any(verdict.passed and covers(verdict, winner) for verdict in checks)
+    winner_data = contest.data_of(winner)
 
     def passes(simpler: Entrant) -> bool:
         nonlocal final_hold
-        if not contest.delivers(simpler) or _is_less(contest.data_of(simpler), contest.data_of(winner)):
+        delivers, data = contest.delivers(simpler), contest.data_of(simpler)
+        is_less = winner_data is not None and winner_data.passed and (data is None or not data.passed)
+        if not delivers or is_less:
             return False
         verdicts: list[TrainVerdict] = []
         if maths_part(simpler.config) != maths_part(winner.config):
@@ -643,11 +593,6 @@ def _without_useless(
         return True
 
     return set_back_useless(race, winner, parts, passes), final_hold
-
-
-def _is_less(data: DataVerdict | None, known: DataVerdict | None) -> bool:
-    """Return whether a winner whose data were compared would be given up for one whose data were not."""
-    return known is not None and bool(known.passed) and (data is None or not data.passed)
 
 
 def _needs_holding(simpler: Entrant, winner: Entrant, hold: HoldVerdict | None) -> bool:
@@ -669,14 +614,7 @@ def race_winner(
     context: ProofContext, complete: Sequence[Trial], baseline: Trial, noise: stats.LaunchNoise
 ) -> tuple[Race, Entrant]:
     """Run only the race, with all that is left of the budget; return the race and its winner. Used for replays, which
-    cannot run the other checks.
-
-    Args:
-        complete, noise: see `Contest.choose`.
-
-    Raises:
-        InterruptedSearch: the user interrupted the race.
-    """
+    cannot run the other checks. For ``complete`` and ``noise`` see `Contest.choose`."""
     race = Race(context, [entrant(baseline), *(entrant(t) for t in finalists(context.space, complete, noise))])
     budget = context.launches.budget
     race.run(max(RACE_SHARE * context.budget_s, budget.left_s + race.earlier_s))

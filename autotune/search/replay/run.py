@@ -1,4 +1,4 @@
-"""Searches on recorded launches, in virtual time."""
+"""Replays recorded launches in virtual time, without starting a process: launches, heats, and whole searches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import os
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
@@ -32,16 +33,19 @@ from autotune.base.records import (
     TrialResult,
     TrialSpec,
     TrialStatus,
+    Turn,
     WorkloadRef,
 )
 from autotune.knobs import spell
 from autotune.knobs.compile_mode import compiles
 from autotune.launcher.lanes import VirtualLanes
 from autotune.launcher.watch import Watch
-from autotune.search.proof import ProofContext, race_winner
-from autotune.search.replay.surface import PARTS, Row, ShownEntrant, Surface, replay_heat
-from autotune.space import Space, device_part, key, loader_part
+from autotune.search.proof import ProofContext
+from autotune.search.proof.winner import race_winner
+from autotune.search.replay import PARTS, Row, ShownEntrant, Surface
+from autotune.space import Space, device_part, key
 from autotune.space.requirements import ANYTHING, Requirements
+from autotune.stats.racing import PRIORS, Contender, Rounds, is_contained
 from autotune.study.budget import Budget
 from autotune.study.database import in_memory
 from autotune.study.history import History
@@ -49,11 +53,6 @@ from autotune.study.launches import LaunchConditions, Launches, Place
 from autotune.study.loop import StudyLoop
 from autotune.workload.catalog import find_objective
 from autotune.workload.scoring import Scorer
-
-# A launcher that replays recorded launches in virtual time and starts no process.
-
-
-_CEILINGS = {LaunchKind.DEVICE_ONLY: device_part, LaunchKind.LOADER_ONLY: loader_part}
 
 
 class ReplayLauncher:
@@ -63,8 +62,8 @@ class ReplayLauncher:
     drawn without replacement, and reshuffled when all have been used. The measurement is the recorded one, whatever the
     spec's plan says about windows; pruning, limits and ``stop`` work as in a real launch. In a heat, the entrants race
     with their recorded turns (`replay_heat`). Compilation takes the recorded cold-cache time the first time a graph is
-    compiled, and the warm-cache time after that. Train checks and hold launches are not recorded, so they cannot be
-    replayed.
+    compiled, and the warm-cache time after that. A search whose winner is only raced has no launches of other kinds, so
+    they cannot be replayed.
 
     Args:
         clock: advanced by sleeping on it.
@@ -106,12 +105,8 @@ class ReplayLauncher:
         """Do nothing: there is nothing to release."""
 
     def _draw(self, spec: TrialSpec) -> Row:
-        if spec.kind in _CEILINGS:
-            launch_key = (spec.kind, key(_CEILINGS[spec.kind](spec.config)))
-            rows = self._surface.ceilings.get(launch_key, ())
-        else:
-            launch_key = (spec.kind, key(spec.config))
-            rows = self._surface.launches.get(launch_key[1], ()) if spec.kind is LaunchKind.MEASURE else ()
+        launch_key = (spec.kind, key(spec.config))
+        rows = self._surface.launches.get(launch_key[1], ()) if spec.kind is LaunchKind.MEASURE else ()
         if not rows:
             raise LookupError(f"{self._surface.heading.name} holds no {spec.kind} launch of {launch_key[1]}")
         if not self._left.get(launch_key):
@@ -140,7 +135,10 @@ class ReplayLauncher:
                 if pruned is not None:
                     return pruned
             else:
-                self._clock.sleep(self._compile_s(row) if phase is Phase.COMPILE else row.phase_s[phase])
+                seconds = row.phase_s[phase]
+                if phase is Phase.COMPILE:
+                    seconds = self._compiled_s(row.config, seconds, warm=row.cache_warm)
+                self._clock.sleep(seconds)
             if watch.overdue():
                 status = watch.ended or TrialStatus.INTERRUPTED
                 return TrialResult(launch=spec.launch, status=status, phase=phase, cause=watch.cause, exit_code=-9)
@@ -154,20 +152,13 @@ class ReplayLauncher:
             measurement=row.measurement(),
         )
 
-    def _compile_s(self, row: Row) -> float:
-        """Return the duration in seconds of a launch's first step."""
-        return self._compiled_s(row.config, row.phase_s.get(Phase.COMPILE, 0.0), warm=row.cache_warm)
-
     def _first_step_s(self, entrant: ShownEntrant) -> float:
         """Return the duration in seconds of a heat entrant's first step. A recording begins with an empty cache."""
         return self._compiled_s(entrant.config, entrant.first_step_s or 0.0, warm=False)
 
     def _compiled_s(self, config: Config, recorded_s: float, *, warm: bool | None) -> float:
-        """Return the duration in seconds of a first step.
-
-        If the recorded cache state differs from the replayed one, use the median of the launches of the same graph with
-        the right cache state.
-        """
+        """Return the duration in seconds of a first step: if the recorded cache state differs from the replayed one,
+        the median of the launches of the same graph with the right cache state."""
         if not compiles(config):
             return recorded_s
         graph, now = key(device_part(config)), self._clock.now()
@@ -200,6 +191,127 @@ class ReplayLauncher:
                 )
         self._clock.sleep(max(0.0, row.phase_s[Phase.MEASURE] - elapsed_s))
         return None
+
+
+#: A launch is ended at most this many seconds after its limit.
+_TICK_S = 1.0
+
+
+class _Over(Exception):
+    """The heat's process has ended."""
+
+    def __init__(self, result: TrialResult) -> None:
+        super().__init__(result.cause)
+        self.result = result
+
+
+def replay_heat(
+    spec: TrialSpec,
+    plan: HeatPlan,
+    row: Row,
+    watch: Watch,
+    clock: Clock,
+    rng: random.Random,
+    first_step_s: Callable[[ShownEntrant], float],
+    failed: Mapping[str, Row],
+) -> TrialResult:
+    """Replay a heat with the turns of a recorded one.
+
+    In each round, all entrants take their turns of the same recorded round, so that whatever slowed that round down
+    slows all of them. The first round is the first recorded one; the recorded round from which the others continue is
+    drawn at random. There are at most as many rounds as were recorded. The seconds before the first turn, and between
+    two turns, are those of the recorded heat, whichever entrants take part.
+
+    Args:
+        row: a heat of that side with all entrants of the plan except those in `failed`.
+        first_step_s: returns the seconds of an entrant's first step, including its compilation.
+        failed: a failed launch of each device part that cannot be trained; no recorded heat has these.
+    """
+    began = clock.now()
+    watch.beat(Beat(phase=Phase.LOAD))
+    clock.sleep(row.startup_s or 0.0)
+    as_entrants = {
+        name: ShownEntrant(config=r.config, status=r.status, cause=r.cause, peak_bytes=r.peak_bytes)
+        for name, r in failed.items()
+    }
+    by_part = {**as_entrants, **row.shown}
+    entrants = [by_part[key(PARTS[plan.side](config))] for config in plan.entrants]
+    plan = plan.model_copy(update={"max_rounds": max(2, min(plan.max_rounds, row.rounds))})
+    turns = _Recorded(spec, plan, row, entrants, watch, clock, rng.randrange(1000), first_step_s)
+    try:
+        heat = Rounds(plan, turns, clock, rng).run(began)
+    except _Over as over:
+        return over.result
+    if heat is None:
+        cause = "other processes kept the machine too busy to compare anything"
+        return TrialResult(launch=spec.launch, status=TrialStatus.INTERRUPTED, cause=cause, exit_code=1, transient=True)
+    return TrialResult(launch=spec.launch, status=TrialStatus.COMPLETE, exit_code=0, heat=heat)
+
+
+@dataclass
+class _Recorded:
+    spec: TrialSpec
+    plan: HeatPlan
+    row: Row
+    entrants: Sequence[ShownEntrant]
+    watch: Watch
+    clock: Clock
+    start: int
+    first_step_s: Callable[[ShownEntrant], float]
+    switch_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        on_card = self.spec.devices[0].startswith("cuda") and self.plan.side == "device"
+        self.prior = PRIORS["cuda" if on_card else "cpu"]
+
+    def take(self, entrant: Contender) -> Turn | None:
+        recorded = self.entrants[entrant.number]
+        played = len(entrant.turns)
+        steps_first = not played and self.plan.side == "device"
+        phase = Phase.COMPILE if steps_first else Phase.WARMUP if self.plan.side == "loader" else Phase.MEASURE
+        self.watch.beat(Beat(phase=phase, turn=entrant.number))
+        self._sleep(self.row.between_each_s, entrant)
+        self.switch_s += self.row.between_each_s
+        if steps_first and recorded.first_step_s is not None:
+            seconds = self.first_step_s(recorded)
+            self._sleep(seconds, entrant)
+            entrant.first_step_s = seconds
+        entrant.peak_bytes = recorded.peak_bytes
+        if recorded.status is not TrialStatus.COMPLETE:
+            self._fail(entrant, recorded, phase)
+            return None
+        turn = recorded.turn(0 if not played else 1 + (self.start + played - 1) % max(1, len(recorded.turns) - 1))
+        if turn is None:
+            return None
+        self.watch.beat(Beat(phase=Phase.MEASURE, turn=entrant.number, step=played + 1))
+        self._sleep(turn.seconds, entrant)
+        entrant.step_s = turn.seconds / turn.steps
+        return turn
+
+    def leave(self, entrant: Contender) -> None:
+        """Do nothing: a recorded turn leaves nothing to clean up."""
+
+    def _fail(self, entrant: Contender, recorded: ShownEntrant, phase: Phase) -> None:
+        if entrant.number != 0 and is_contained(self.plan.side, self.spec.devices[0], recorded.status):
+            entrant.status, entrant.phase, entrant.cause = recorded.status, phase, recorded.cause
+            entrant.cannot_compile = recorded.cannot_compile
+            return
+        ended = self._ended(entrant, recorded.status, phase, recorded.cause, exit_code=1)
+        raise _Over(ended.model_copy(update={"cannot_compile": recorded.cannot_compile}))
+
+    def _sleep(self, seconds: float, entrant: Contender) -> None:
+        while seconds > 0:
+            self.clock.sleep(min(_TICK_S, seconds))
+            seconds -= _TICK_S
+            if self.watch.overdue():
+                status = self.watch.ended or TrialStatus.INTERRUPTED
+                raise _Over(self._ended(entrant, status, self.watch.phase, self.watch.cause, exit_code=-9))
+
+    def _ended(
+        self, entrant: Contender, status: TrialStatus, phase: Phase | None, cause: str | None, *, exit_code: int
+    ) -> TrialResult:
+        launch, turn = self.spec.launch, entrant.number
+        return TrialResult(launch=launch, status=status, phase=phase, cause=cause, exit_code=exit_code, turn=turn)
 
 
 # Searches a surface: the real loop, samplers, budget and race, on recorded launches and in virtual time.
@@ -258,8 +370,7 @@ def narrowed(space: Space, fixed: Mapping[str, str], wanted: Mapping[str, tuple[
         missing = [text for text in texts if text not in recorded]
         if missing:
             raise UsageError(f"{name}={missing[0]} was not recorded", advice=f"it has {', '.join(recorded)}.")
-        kept = tuple(c for c in choices[name] if spell(c.value) in texts)
-        choices[name] = kept
+        choices[name] = tuple(c for c in choices[name] if spell(c.value) in texts)
     subspace = replace(space, choices=choices)
     if next(subspace.grid(), None) is None:
         raise UsageError("no combination of the values left was recorded")
@@ -274,8 +385,6 @@ def replay(
     sampler: str = "auto",
     seed: int = 0,
     trials: int | None = None,
-    by_rate: bool = True,
-    rate_within: float = 0.0,
     required: Requirements = ANYTHING,
     space: Space | None = None,
     devices: int = 1,
@@ -286,29 +395,35 @@ def replay(
 
     Args:
         devices: the number of identical devices on which trials run side by side; each launch behaves as if alone.
-        scorer: scores measurements. by_rate, rate_within, required: see `ProofContext`.
+        required: what the winner must meet.
         space: the surface's own space, or a part of it.
 
     Raises:
+        InfeasibleError: the search ended before it measured the baseline.
         AutotuneError: as a real search does.
     """
-    observer = observer or Observer()
-    space = space or surface.space
-    clock = VirtualClock()
+    observer, space = observer or Observer(), space or surface.space
+    heading, clock = surface.heading, VirtualClock()
+    by_rate, rate_within = scorer.facts.rate_within is not None, scorer.facts.rate_within or 0.0
+    conditions = LaunchConditions(
+        workload=WorkloadRef(name=heading.workload, module="recorded"),
+        data=DataRef(kind="recorded"),
+        device=heading.device,
+        batch_size=heading.batch_size,
+        image_size=heading.image_size,
+        seed=seed,
+        worker_start_method="fork",
+        memory_limit_bytes=heading.memory_bytes,
+        env={},
+        beside=(Place((heading.device,)),) * (devices - 1),
+    )
     with tempfile.TemporaryDirectory(dir=_IN_MEMORY if os.access(_IN_MEMORY, os.W_OK) else None) as folder:
         files = StudyFiles(Path(folder))
         budget = Budget(files, budget_s, clock)
-        launches = Launches(
-            files,
-            _conditions(surface, seed, devices),
-            budget,
-            VirtualLanes([ReplayLauncher(surface, clock, seed=seed)] * devices, clock),
-            observer,
-            lambda: stop() is not None,
-            busy_cores=None,
-        )
+        lanes = VirtualLanes([ReplayLauncher(surface, clock, seed=seed)] * devices, clock)
+        launches = Launches(files, conditions, budget, lanes, observer, lambda: stop() is not None, busy_cores=None)
         noting = _Noting(observer, budget)
-        study = StudyLoop(
+        study = noting.study = StudyLoop(
             space,
             History(files, space, study=in_memory()),
             launches,
@@ -321,56 +436,29 @@ def replay(
             stop=stop,
             required=required,
             rate_within=rate_within,
-            capacity_bytes=surface.heading.memory_bytes,
+            capacity_bytes=heading.memory_bytes,
             heats=surface.has_heats,
         )
-        noting.study = study
         stopped = study.run()
         observer.says(stopped)
+        if study.baseline is None:
+            raise InfeasibleError(f"{stopped} before the baseline was measured", advice="give it a larger --budget.")
+        searched_s = budget.spent_s
         context = ProofContext(space, launches, scorer, observer, stop, by_rate, rate_within, required)
-        return _race(study, context, noting, stopped)
-
-
-def _conditions(surface: Surface, seed: int, devices: int) -> LaunchConditions:
-    heading = surface.heading
-    return LaunchConditions(
-        workload=WorkloadRef(name=heading.workload, module="recorded"),
-        data=DataRef(kind="recorded"),
-        device=heading.device,
-        batch_size=heading.batch_size,
-        image_size=heading.image_size,
-        seed=seed,
-        worker_start_method="fork",
-        memory_limit_bytes=heading.memory_bytes,
-        env={},
-        beside=(Place((heading.device,)),) * (devices - 1),
-    )
-
-
-def _race(study: StudyLoop, context: ProofContext, noted: _Noting, stopped: str) -> Replayed:
-    """Race the best trials of a search that has ended, and return the result of the replay.
-
-    Raises:
-        InfeasibleError: the search ended before it measured the baseline.
-    """
-    baseline = study.baseline
-    if baseline is None:
-        raise InfeasibleError(f"{stopped} before the baseline was measured", advice="give it a larger --budget.")
-    budget = context.launches.budget
-    searched_s = budget.spent_s
-    race, winner = race_winner(context, study.ranked, baseline, study.noise)
-    compared = race.compared()
-    return Replayed(
-        steps=tuple(noted.steps),
-        heats=tuple(noted.heats),
-        baseline=compared.standing(race.baseline),
-        best=compared.standing(winner),
-        finalists=tuple(compared.standing(e) for e in race.entrants if e.again and compared.in_turns(e, race.baseline)),
-        searched_s=searched_s,
-        elapsed_s=budget.spent_s,
-        stopped=stopped,
-        raced=race.ended,
-    )
+        race, winner = race_winner(context, study.ranked, study.baseline, study.noise)
+        compared = race.compared()
+        again = (e for e in race.entrants if e.again and compared.in_turns(e, race.baseline))
+        return Replayed(
+            steps=tuple(noting.steps),
+            heats=tuple(study.history.heats),
+            baseline=compared.standing(race.baseline),
+            best=compared.standing(winner),
+            finalists=tuple(map(compared.standing, again)),
+            searched_s=searched_s,
+            elapsed_s=budget.spent_s,
+            stopped=stopped,
+            raced=race.ended,
+        )
 
 
 def replay_request(
@@ -388,10 +476,8 @@ def replay_request(
     space = narrowed(surface.space, spec.fixed, spec.narrowed)
     if len(spec.objectives) > 1:
         raise UsageError("a replay is by one objective", advice="name one.")
-    scorer = Scorer(find_objective(spec.objectives[0]), goal=spec.goal)
-    try:
+    with closing(Scorer(find_objective(spec.objectives[0]), goal=spec.goal)) as scorer:
         scorer.check()
-        rate_within = scorer.facts.rate_within
         return space, replay(
             surface,
             scorer,
@@ -399,15 +485,11 @@ def replay_request(
             sampler=spec.sampler,
             seed=spec.seed,
             trials=spec.trials,
-            by_rate=rate_within is not None,
-            rate_within=rate_within or 0.0,
             required=Requirements.parsed(spec.require, spec.goal),
             space=space,
             observer=observer,
             stop=stop,
         )
-    finally:
-        scorer.close()
 
 
 def recorded_best(surface: Surface, space: Space) -> float:
@@ -439,24 +521,15 @@ def replayed_json(path: Path, surface: Surface, space: Space, found: Replayed) -
 
 
 def _standing_json(one: Standing) -> dict[str, object]:
-    return {
-        "config": one.config,
-        "trial": one.trial,
-        "launches": one.launches,
-        "verified": one.verified,
-        "samples_per_second": one.samples_per_second,
-        "ci95": one.ci95,
-        "speedup": one.speedup,
-        "speedup_ci95": one.speedup_ci95,
-    }
+    names = ("config", "trial", "launches", "verified", "samples_per_second", "ci95", "speedup", "speedup_ci95")
+    return {name: getattr(one, name) for name in names}
 
 
 class _Noting(Observer):
-    """Forwards events to an observer, and records each trial and heat when it ends."""
+    """Forwards events to an observer, and records each trial when it ends."""
 
     def __init__(self, observer: Observer, budget: Budget) -> None:
         self.steps: list[ReplayedTrial] = []
-        self.heats: list[StudyHeat] = []
         self.study: StudyLoop | None = None
         self._observer = observer
         self._budget = budget
@@ -465,7 +538,6 @@ class _Noting(Observer):
         self._observer.says(sentence)
 
     def heat_ends(self, heat: StudyHeat) -> None:
-        self.heats.append(heat)
         self._observer.heat_ends(heat)
 
     def trial_ends(self, trial: Trial) -> None:

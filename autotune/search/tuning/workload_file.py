@@ -15,10 +15,9 @@ import symtable
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path, PurePath
-from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import CodeType, FunctionType, MappingProxyType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 from autotune.base.errors import UsageError
@@ -26,73 +25,8 @@ from autotune.base.files import write_atomic
 from autotune.base.layout import workload_source
 from autotune.workload.contract import CONSTANTS, OPTIONAL, PARTS, REQUIRED, takes_context
 
-# The source of functions and classes: where it is found, and which names it uses.
-
 #: Scopes that run when the scope around them does, unlike functions.
 _AT_ONCE = {"listcomp", "setcomp", "dictcomp", "genexpr"}
-
-
-@dataclass(frozen=True)
-class Definition:
-    """One function or class as source.
-
-    Attributes:
-        text: its source, without indentation, with its decorators.
-        names: the global names that it uses; early: those of them that are needed when it is defined.
-        globals: the namespace in which it was defined.
-        future: it was compiled with ``from __future__ import annotations``.
-    """
-
-    text: str
-    names: frozenset[str]
-    early: frozenset[str]
-    globals: Mapping[str, Any]
-    future: bool
-
-
-def definition_of(value: FunctionType | type, called: str) -> Definition:
-    """Find the source of a function or class.
-
-    Args:
-        called: its name in error messages.
-
-    Raises:
-        UsageError: it is a lambda, uses variables of a function around it, or its source cannot be found.
-    """
-    functions = [f for f in ([value] if isinstance(value, FunctionType) else vars(value).values()) if _is_function(f)]
-    functions = [inspect.unwrap(function) for function in functions]
-    for function in functions:
-        outer = [name for name in function.__code__.co_freevars if name != "__class__"]
-        if outer:
-            raise UsageError(
-                f"{called} uses {', '.join(outer)} of the function around it, which other processes do not have",
-                advice="define it at the top level, and make what it needs inside it.",
-            )
-    if isinstance(value, FunctionType):
-        text = _function_source(functions[0], called)
-        namespace: Mapping[str, Any] = functions[0].__globals__
-    else:
-        text = _class_source(value, functions, called)
-        namespace = vars(sys.modules[value.__module__])
-    names, early = _names(text)
-    future = any(f.__code__.co_flags & annotations.compiler_flag for f in functions)
-    return Definition(text, frozenset(names), frozenset(early), namespace, future)
-
-
-def attribute_chains(text: str) -> Iterator[str]:
-    """Yield what the source says with dots, as in ``package.module.name``, and all beginnings of it with a dot."""
-    for node in ast.walk(ast.parse(text)):
-        parts: list[str] = []
-        part: ast.AST = node
-        while isinstance(part, ast.Attribute):
-            parts.insert(0, part.attr)
-            part = part.value
-        if parts and isinstance(part, ast.Name):
-            yield ".".join([part.id, *parts])
-
-
-def _is_function(found: object) -> bool:
-    return isinstance(inspect.unwrap(found), FunctionType) if callable(found) else False
 
 
 def _function_source(function: FunctionType, called: str) -> str:
@@ -111,38 +45,32 @@ def _function_source(function: FunctionType, called: str) -> str:
 def _class_source(value: type, functions: list[FunctionType], called: str) -> str:
     # A notebook's classes have no file that inspect could find, but their methods know the cell.
     for function in functions:
-        lines = linecache.getlines(function.__code__.co_filename)
-        try:
-            tree = ast.parse("".join(lines))
-        except SyntaxError:
-            continue
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef) and node.name == value.__name__:
-                first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-                if first <= function.__code__.co_firstlineno <= (node.end_lineno or 0):
-                    return textwrap.dedent("".join(lines[first - 1 : node.end_lineno]))
+        text, line = "".join(linecache.getlines(function.__code__.co_filename)), function.__code__.co_firstlineno
+        found = next((part for first, last, part in _classes(text, value.__name__) if first <= line <= last), None)
+        if found is not None:
+            return textwrap.dedent(f"{found}\n")
+    # A class without methods of its own, such as a dataclass, is in the last cell that defined it. IPython keeps the
+    # cells that have run in a list called `In`.
+    cells = getattr(sys.modules[value.__module__], "In", []) if value.__module__ == "__main__" else []
+    for cell in reversed(cells if isinstance(cells, list) else []):
+        for _, _, part in _classes(cell, value.__name__):
+            return part
     try:
-        return _in_cells(value) or textwrap.dedent(inspect.getsource(value))
+        return textwrap.dedent(inspect.getsource(value))
     except (OSError, TypeError) as error:
         raise _no_source(called) from error
 
 
-def _in_cells(value: type) -> str | None:
-    """Return the source of a class without methods of its own, such as a dataclass, from the last cell that defined it.
-
-    IPython keeps the cells that have run in a list called ``In``.
-    """
-    cells = getattr(sys.modules[value.__module__], "In", []) if value.__module__ == "__main__" else []
-    for cell in reversed(cells if isinstance(cells, list) else []):
-        try:
-            nodes = ast.parse(cell).body
-        except (SyntaxError, TypeError, ValueError):
-            continue
-        for node in nodes:
-            if isinstance(node, ast.ClassDef) and node.name == value.__name__:
-                first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-                return "\n".join(cell.split("\n")[first - 1 : node.end_lineno])
-    return None
+def _classes(source: str, name: str) -> Iterator[tuple[int, int, str]]:
+    """Yield the first and last line and the text of each class with this name; nothing if this is no source."""
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except (SyntaxError, TypeError, ValueError):
+        return
+    for node in nodes:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            first, last = min([node.lineno, *(d.lineno for d in node.decorator_list)]), node.end_lineno or node.lineno
+            yield first, last, "\n".join(source.split("\n")[first - 1 : last])
 
 
 def _no_source(called: str) -> UsageError:
@@ -189,8 +117,7 @@ def _names(text: str) -> tuple[set[str], set[str]]:
 # Trials run in processes of their own, and the parent never runs the workload. Functions and classes of a script or a
 # notebook are therefore written to a file as source, with the imports, constants and other definitions that they use.
 # What an importable module defines is imported from there. Live objects that they use (an open file, a tensor in a
-# global variable) are refused; a model and a data set that are live themselves are copied
-# (`autotune.search.tuning.workload_file`).
+# global variable) are refused; a model and a data set that are live themselves are copied (`carried_argument`).
 
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -221,10 +148,17 @@ def model_argument(workload: object, studies: Path) -> str:
     file = getattr(workload, "__file__", None) if isinstance(workload, ModuleType) else None
     if isinstance(workload, ModuleType) and file and workload.__name__ == Path(file).stem:
         return str(Path(file).absolute())
-    text = _Writer().text(workload)
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    path = workload_source(studies.absolute(), digest, _stem(workload))
+    return _written(_Writer().text(workload), _name_of(workload), studies)
+
+
+def _written(text: str, name: str, studies: Path, pickles: Mapping[str, bytes] = MappingProxyType({})) -> str:
+    """Write a workload's file, with the files beside it, and return its path. The study is called after it, so its name
+    is no module's."""
+    stem = f"{re.sub(r'[^A-Za-z0-9_]', '_', name)}_workload"
+    path = workload_source(studies.absolute(), hashlib.sha256(text.encode()).hexdigest(), stem)
     path.parent.mkdir(parents=True, exist_ok=True)
+    for part, content in pickles.items():
+        write_atomic(path.parent / f"{part}.pickle", content)
     write_atomic(path, text)
     return str(path)
 
@@ -238,21 +172,13 @@ def _is_namespace(workload: object) -> bool:
     return isinstance(workload, Mapping | SimpleNamespace | ModuleType)
 
 
-def _stem(workload: object) -> str:
-    """Return a name for the workload that is no module's name: the study is called after it."""
+def _name_of(workload: object) -> str:
     if isinstance(workload, ModuleType) and workload.__name__ != "__main__":
-        name = workload.__name__.rpartition(".")[2]
-    elif not _is_namespace(workload):
-        name = (workload if isinstance(workload, type) else type(workload)).__name__
-    else:
-        script = getattr(sys.modules["__main__"], "__file__", None)
-        name = PurePath(script).stem if script and "get_ipython" not in vars(builtins) else "notebook"
-    return stem_for(name)
-
-
-def stem_for(name: str) -> str:
-    """Return the name of a workload's file, which is no module's."""
-    return f"{re.sub(r'[^A-Za-z0-9_]', '_', name)}_workload"
+        return workload.__name__.rpartition(".")[2]
+    if not _is_namespace(workload):
+        return (workload if isinstance(workload, type) else type(workload)).__name__
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    return PurePath(script).stem if script and "get_ipython" not in vars(builtins) else "notebook"
 
 
 class _Writer:
@@ -329,22 +255,43 @@ class _Writer:
         elif self._imported(name, value):
             pass
         elif isinstance(value, FunctionType | type):
-            found = definition_of(value, name)
-            self._future |= found.future
-            self._definitions[name] = ("\n" + found.text, found.early)
-            self._add_names(found, name)
+            self._define(name, value)
         else:
             text = self._expression(value, user, name)
-            self._constants[name] = (f"{name} = {text}", _names_in(text))
+            names = (node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name))
+            self._constants[name] = (f"{name} = {text}", frozenset(names))
 
-    def _add_names(self, found: Definition, user: str) -> None:
-        for name in sorted(found.names):
-            if name == "__file__":
-                raise UsageError(f"{user} uses __file__, which is another file in other processes")
-            if name in found.globals and not (name.startswith("__") and name.endswith("__")):
-                self._add(name, found.globals[name], user)
-        for chain in attribute_chains(found.text):
-            module = found.globals.get(chain.partition(".")[0])
+    def _define(self, name: str, value: FunctionType | type) -> None:
+        """Provide for a function or class with its source, and for the global names that it uses.
+
+        Raises:
+            UsageError: it is a lambda, uses variables of a function around it, or its source cannot be found.
+        """
+        members = [value] if isinstance(value, FunctionType) else vars(value).values()
+        functions = [f for m in members if callable(m) and isinstance(f := inspect.unwrap(m), FunctionType)]
+        for function in functions:
+            outer = [free for free in function.__code__.co_freevars if free != "__class__"]
+            if outer:
+                raise UsageError(
+                    f"{name} uses {', '.join(outer)} of the function around it, which other processes do not have",
+                    advice="define it at the top level, and make what it needs inside it.",
+                )
+        if isinstance(value, FunctionType):
+            text, namespace = _function_source(functions[0], name), functions[0].__globals__
+        else:
+            text, namespace = _class_source(value, functions, name), vars(sys.modules[value.__module__])
+        self._future |= any(f.__code__.co_flags & annotations.compiler_flag for f in functions)
+        names, early = _names(text)
+        self._definitions[name] = ("\n" + text, frozenset(early))
+        for used in sorted(names):
+            if used == "__file__":
+                raise UsageError(f"{name} uses __file__, which is another file in other processes")
+            if used in namespace and not (used.startswith("__") and used.endswith("__")):
+                self._add(used, namespace[used], name)
+        # What is said with dots, as in `package.module.name`, and all beginnings of it with a dot.
+        chains = (ast.unparse(node) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute))
+        for chain in (chain for chain in chains if re.fullmatch(r"[\w.]+", chain)):
+            module = namespace.get(chain.partition(".")[0])
             inner = f"{getattr(module, '__name__', '')}.{chain.partition('.')[2]}"
             while isinstance(module, ModuleType) and inner != module.__name__:
                 # What another import has loaded is not there after `import package` alone.
@@ -397,8 +344,7 @@ class _Writer:
             return f"{kind.__name__}({inner})"
         what = f"{name!r}, " if name else ""
         raise UsageError(
-            f"{user} uses {what}{_shown(value)}, which other processes cannot be given",
-            advice=_MAKE_IT_INSIDE,
+            f"{user} uses {what}{_shown(value)}, which other processes cannot be given", advice=_MAKE_IT_INSIDE
         )
 
     def _in_order(self) -> list[str]:
@@ -418,25 +364,19 @@ class _Writer:
         return list(done.values())
 
 
-def _names_in(expression: str) -> frozenset[str]:
-    return frozenset(node.id for node in ast.walk(ast.parse(expression)) if isinstance(node, ast.Name))
-
-
 def _home(value: Any, module: str | None, path: str, name: str) -> tuple[str, str] | None:
     """Return the module from which other processes can import a value, and the value's name there."""
-    if isinstance(value, FunctionType | type) and (module is None or not _is_importable(module)):
+    is_there = module is not None and _is_importable(module)
+    if isinstance(value, FunctionType | type) and not is_there:
         return None
-    if module is not None and _is_importable(module) and _at(module, path) is value:
-        return module, path
+    if module is not None and is_there:
+        found: Any = sys.modules[module]
+        for part in path.split("."):
+            found = getattr(found, part, None)
+        if found is value:
+            return module, path
     known = sorted((n for n in list(sys.modules) if _is_importable(n)), key=lambda n: (n.count("."), n))
     return next(((n, name) for n in known if vars(sys.modules[n]).get(name) is value), None)
-
-
-def _at(module: str, path: str) -> Any:
-    found: Any = sys.modules[module]
-    for part in path.split("."):
-        found = getattr(found, part, None)
-    return found
 
 
 def _is_importable(module: str) -> bool:
@@ -446,13 +386,9 @@ def _is_importable(module: str) -> bool:
 
 def users_folders() -> list[str]:
     """Return the folders of the import path that not every process of this interpreter has."""
-    return [f for f in dict.fromkeys(str(Path(p or ".").absolute()) for p in sys.path) if _is_users(f)]
-
-
-def _is_users(folder: str) -> bool:
-    path = Path(folder)
-    installed = path.name in ("site-packages", "dist-packages")
-    return path.is_dir() and not installed and not path.is_relative_to(sys.base_prefix)
+    folders = [Path(p or ".").absolute() for p in dict.fromkeys(sys.path)]
+    users = [f for f in folders if f.is_dir() and f.name not in ("site-packages", "dist-packages")]
+    return list(dict.fromkeys(str(f) for f in users if not f.is_relative_to(sys.base_prefix)))
 
 
 def _shown(value: object) -> str:
@@ -494,17 +430,21 @@ def carried_argument(parts: Mapping[str, Any], studies: Path) -> str:
     for name, part in parts.items():
         _check(name, part, live=name in objects)
     contents = {name: _pickled(name, parts[name], parts["model"]) for name in REQUIRED}
+    # The hashes make other objects another workload.
     hashes = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-    text = _text(hashes, objects)
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    model = parts["model"]
+    folders, model = users_folders(), parts["model"]
+    lines = [
+        HEAD,
+        "from pathlib import Path",
+        "",
+        *(["import sys", "", f"sys.path[:0] = {folders!r}", ""] if folders else []),
+        "from autotune.workload.carrying import Carried",
+        "",
+        f"_parts = Carried(Path(__file__).parent, {hashes!r}, {objects!r})",
+        *(f"{name} = _parts.part({name!r})" for name in REQUIRED),
+    ]
     named = model if isinstance(model, type | FunctionType) else type(model)
-    path = workload_source(studies.absolute(), digest, stem_for(named.__name__))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for name, content in contents.items():
-        write_atomic(path.parent / f"{name}.pickle", content)
-    write_atomic(path, text)
-    return str(path)
+    return _written("\n".join(lines) + "\n", named.__name__, studies, contents)
 
 
 def _check(name: str, part: object, *, live: bool) -> None:
@@ -520,22 +460,6 @@ def _check(name: str, part: object, *, live: bool) -> None:
         raise UsageError(f"{name} must be given itself, or as a function that makes it, not as a {given}")
 
 
-def _text(hashes: Mapping[str, str], objects: tuple[str, ...]) -> str:
-    folders = users_folders()
-    lines = [
-        HEAD,
-        "from pathlib import Path",
-        "",
-        *(["import sys", "", f"sys.path[:0] = {folders!r}", ""] if folders else []),
-        "from autotune.workload.carrying import Carried",
-        "",
-        # The hashes make other objects another workload.
-        f"_parts = Carried(Path(__file__).parent, {dict(hashes)!r}, {objects!r})",
-        *(f"{name} = _parts.part({name!r})" for name in REQUIRED),
-    ]
-    return "\n".join(lines) + "\n"
-
-
 def _pickled(name: str, part: object, model: object) -> bytes:
     of_function = None if name in ("model", "dataset") else model
     try:
@@ -547,12 +471,8 @@ def _pickled(name: str, part: object, model: object) -> bytes:
         raise UsageError(f"{path} cannot be copied into other processes: {why}", advice=_GIVE_A_FUNCTION) from None
 
 
-class _Refused(Exception):
+class _Refused(UsageError):
     """What could be pickled, but would not be the same training."""
-
-    def __init__(self, reason: str, advice: str) -> None:
-        super().__init__(reason)
-        self.advice = advice
 
 
 def _dumps(value: object, model: object | None) -> bytes:
@@ -567,16 +487,16 @@ def _dumps(value: object, model: object | None) -> bytes:
         def reducer_override(self, found: Any) -> Any:
             if _is("Tensor", found) and found.device.type != "cpu":
                 advice = "move it to the CPU: trials need the memory of the card, and move their own copies there."
-                raise _Refused(f"is on the device {found.device}", advice)
+                raise _Refused(f"is on the device {found.device}", advice=advice)
             if isinstance(found, io.IOBase) and not isinstance(found, io.StringIO | io.BytesIO):
-                raise _Refused("is an open file, which other processes do not have", _GIVE_A_FUNCTION)
+                raise _Refused("is an open file, which other processes do not have", advice=_GIVE_A_FUNCTION)
             if model is not None and _is_module(found):
                 if found is model:
                     advice = "let the function use its argument."
-                    raise _Refused("is the model itself, of which trials train copies", advice)
+                    raise _Refused("is the model itself, of which trials train copies", advice=advice)
                 if any(True for _ in found.parameters()):
                     advice = "make it a part of the model, which is the argument."
-                    raise _Refused("has parameters, of which each function would have a copy", advice)
+                    raise _Refused("has parameters, of which each function would have a copy", advice=advice)
             return super().reducer_override(found)
 
     buffer = io.BytesIO()
