@@ -1,4 +1,9 @@
-"""Tuning a training while it goes on."""
+"""Tunes a training while it runs: ``autotune run --live``.
+
+``python -P -m autotune.child.live SPEC COMMANDS`` runs beside a script that has the agent in it, with the pipe to the
+agent at descriptor COMMANDS. Configurations take turns in the script's own loop, where every step trains, whichever
+configuration's turn it is; the fastest of those that are surely faster stays in force, and this process ends.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +35,6 @@ from autotune.base.records import (
     HeatPlan,
     Host,
     LiveSpec,
-    Phase,
     Probe,
     TrialStatus,
     Turn,
@@ -38,9 +42,9 @@ from autotune.base.records import (
 )
 from autotune.base.version import __version__
 from autotune.child.script_launches import probe_of
-from autotune.child.script_process import LOOK_S, tell
+from autotune.child.script_process import LOOK_S, Watched
 from autotune.child.script_turns import ScriptTurns, TurnPlan
-from autotune.child.trail import DeliveryLog, SeenStep, Trail, told_deliveries
+from autotune.child.trail import DeliveryLog, Trail, told_deliveries
 from autotune.child.windows import SurroundingsReader
 from autotune.knobs import KNOBS, Scope, spell
 from autotune.knobs.compile_mode import GUESS_S, mode_of
@@ -52,8 +56,6 @@ from autotune.profile import Conditions, Gives, Measured, Profile, ProfileWorklo
 from autotune.space import Space, SpaceRequest, build_space, canonical, key
 from autotune.space.formatting import describe
 from autotune.stats.racing import PRIORS, Contender, Rounds
-
-# Which configurations are compared while a training goes on.
 
 #: How much a single change may cost, as a fraction of the expected training time. Compilation, during which nothing
 #: trains, is the one that costs much at once.
@@ -333,12 +335,6 @@ def sentences(found: Found, own: Config, *, elapsed_s: float, steps_lost: int) -
     return lines
 
 
-# Tunes a training while it runs: ``autotune run --live``.
-#
-# ``python -P -m autotune.child.live SPEC COMMANDS`` runs beside a script that has the agent in it, with the pipe to the
-# agent at descriptor COMMANDS. Configurations take turns in the script's own loop, where every step trains, whichever
-# configuration's turn it is; the fastest of those that are surely faster stays in force, and this process ends.
-
 #: Fractions of the expected training time spent on comparing configurations: first with one change each, then with the
 #: best changes combined.
 FIRST, SECOND = 0.05, 0.05
@@ -357,7 +353,7 @@ class ScriptEndedError(Exception):
     """The script has ended while it was tuned."""
 
 
-class LiveScript:
+class LiveScript(Watched):
     """A script that another process has started, with the agent in it.
 
     Args:
@@ -365,11 +361,8 @@ class LiveScript:
         path: of the file that the agent writes.
     """
 
-    def __init__(self, pid: int, path: Path) -> None:
-        self.trail = Trail(path)
-        self.found: list[SeenStep] = []
-        self.in_background = False
-        self.rate_per_s: float | None = None
+    def __init__(self, pid: int, path: Path, commands: int) -> None:
+        super().__init__(Trail(path), commands)
         try:
             self._process: psutil.Process | None = psutil.Process(pid)
         except psutil.NoSuchProcess:
@@ -377,7 +370,6 @@ class LiveScript:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the script has ended by itself."""
         if self._process is None:
             return True
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -385,11 +377,7 @@ class LiveScript:
         return True
 
     def looks(self) -> Iterator[int]:
-        """Keep yielding the number of steps that an optimizer has taken.
-
-        Raises:
-            ScriptEndedError: the script has ended, or can no longer be watched.
-        """
+        # Raises `ScriptEndedError` once the script has ended, or can no longer be watched.
         while True:
             ended = self.has_ended
             self.found = self.trail.read()
@@ -411,10 +399,10 @@ class Tuning:
     """
 
     def __init__(self, spec: LiveSpec, commands: int, clock: Clock) -> None:
-        self._spec, self._commands, self._clock = spec, commands, clock
+        self._spec, self._clock = spec, clock
         self._files = StudyFiles(Path(spec.folder))
         self._launch = LaunchFiles(Path(spec.folder))
-        self._script = LiveScript(spec.pid, self._launch.trail)
+        self._script = LiveScript(spec.pid, self._launch.trail, commands)
         self._in_command = script_entry.places(spec.words)
         self._order = random.Random(0)
         #: The script's own configuration.
@@ -426,9 +414,7 @@ class Tuning:
         """Wait until everything that the script trains with has been observed, tune it, and write a profile and a
         report."""
         began = self._clock.now()
-        for _ in self._script.looks():
-            if self._script.trail.own is not None:
-                break
+        self._script.wait_for_all()
         host = read_host()
         command = CommandRef(words=self._spec.words, folder=os.getcwd(), samples_per_step=None)
         facts = self._script.trail.own or {}
@@ -575,10 +561,7 @@ class Tuning:
         arguments = script_entry.door_arguments(config, in_command=self._in_command).get("loader", {})
         arguments.pop("batch_size", None)
         wanted = self._script.trail.loads + 1
-        tell(
-            self._commands,
-            {"deliver": {"arguments": arguments, "noted": told_deliveries(plan, self._launch)}},
-        )
+        self._script.tell(deliver={"arguments": arguments, "noted": told_deliveries(plan, self._launch)})
         for _ in self._script.looks():
             if self._script.trail.loads == wanted:
                 break
@@ -598,7 +581,7 @@ class Tuning:
     ) -> Raced | None:
         plan = HeatPlan(entrants=tuple(dict(c) for c in entrants), turn_s=TURN_S, max_s=max_s)
         turns = self._turns(plan.entrants, probe, whole=whole)
-        heat = Rounds(plan, _Logged(turns), self._clock, self._order).run(self._clock.now())
+        heat = Rounds(plan, turns, self._clock, self._order).run(self._clock.now())
         if heat is None:
             return None
         waits = tuple(waited_s / seconds if seconds else 0.0 for waited_s, seconds in turns.waited)
@@ -608,9 +591,7 @@ class Tuning:
     def _turns(self, entrants: Sequence[Config], probe: Probe, *, whole: bool = False) -> ScriptTurns:
         how = TurnPlan(TURN_S, cuda=probe.device != "cpu", limit=LIMIT, whole=whole)
         around = SurroundingsReader((), self._clock)
-        return ScriptTurns(
-            self._script, entrants, self._in_command, how, self._commands, around, _no_phase, self._clock, self._own
-        )
+        return _LoggedTurns(self._script, entrants, self._in_command, how, around, self._clock, self._own)
 
     def _report(self, lines: Sequence[str]) -> None:
         text = "\n".join([f"# {self._files.name}: tuned while it trained", "", *lines])
@@ -621,27 +602,16 @@ def _times(figures: tuple[float, float, float], factor: float) -> tuple[float, f
     return figures[0] * factor, figures[1] * factor, figures[2] * factor
 
 
-class _Logged:
-    """Takes turns and writes a line for each to this process's log."""
-
-    def __init__(self, turns: ScriptTurns) -> None:
-        self._turns = turns
-        self.prior = turns.prior
-
-    @property
-    def switch_s(self) -> float:
-        return self._turns.switch_s
+class _LoggedTurns(ScriptTurns):
+    """Turns of which each writes a line to this process's log."""
 
     def take(self, entrant: Contender) -> Turn | None:
-        turn = self._turns.take(entrant)
+        turn = super().take(entrant)
         values = " ".join(f"{n}={spell(v)}" for n, v in entrant.config.items())
         outcome = entrant.cause or "no turn" if turn is None else f"{turn.steps} steps, {turn.seconds:.3f} s"
         sys.stdout.write(f"{time.monotonic():.3f} {entrant.number}: {outcome} ({values})\n")
         sys.stdout.flush()
         return turn
-
-    def leave(self, entrant: Contender) -> None:
-        self._turns.leave(entrant)
 
 
 def _card(probe: Probe) -> Gpu | None:
@@ -651,10 +621,6 @@ def _card(probe: Probe) -> Gpu | None:
     # torch does not distinguish the UUID of a MIG instance from that of a card.
     bare = probe.device_uuid.removeprefix("GPU-")
     return next((c for c in with_instances(cards) if c.uuid.removeprefix("GPU-").removeprefix("MIG-") == bare), None)
-
-
-def _no_phase(phase: Phase) -> None:
-    """Ignore a phase: nobody waits for phases here."""
 
 
 def main() -> int:

@@ -9,7 +9,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import fmean, median
 from typing import Any, Protocol
 
@@ -17,11 +16,10 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from autotune import stats
-from autotune.base.clock import Clock
 from autotune.base.records import Measurement, MeasurePlan, Phase, TrialSpec, Window
 from autotune.child.failure import Diverged, Slow
 from autotune.child.launch import Beats, Launch
-from autotune.child.windows import Block, SurroundingsReader, Timed, Windows, cards_of, processors_of, reason_to_discard
+from autotune.child.windows import Block, SurroundingsReader, Timed, Windows, reason_to_discard
 from autotune.knobs.compile_mode import compiles
 from autotune.machine.host import tree_memory_bytes
 from autotune.training.exchange import largest
@@ -51,6 +49,13 @@ class Event(Protocol):
         ...
 
 
+def mark() -> torch.cuda.Event:
+    """Record a CUDA event."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
 @dataclass(frozen=True)
 class Taken:
     """One step of an open window.
@@ -68,12 +73,8 @@ class Taken:
     events: tuple[Event, Event] | None = None
 
 
-def timed(taken: Sequence[Taken], value: Callable[[torch.Tensor], float]) -> tuple[Timed, ...]:
-    """Return the times of a window's steps. All events must have happened.
-
-    Args:
-        value: converts a loss to a number.
-    """
+def timed(taken: Sequence[Taken]) -> tuple[Timed, ...]:
+    """Return the times of a window's steps. All events must have happened."""
     steps: list[Timed] = []
     previous: Event | None = None
     for t in taken:
@@ -89,7 +90,7 @@ def timed(taken: Sequence[Taken], value: Callable[[torch.Tensor], float]) -> tup
                 # A GPU that still has queued work while the host waits is not idle.
                 wait_s = min(wait_s, max(0.0, previous.elapsed_time(start) / 1e3))
             previous = end
-        loss = None if t.loss is None else value(t.loss)
+        loss = None if t.loss is None else checked(t.loss)
         steps.append(Timed(step_s, wait_s, device_s, t.made_s, loss))
     return tuple(steps)
 
@@ -104,29 +105,6 @@ def after_the_first_s(taken: Sequence[Taken]) -> float | None:
     if len(taken) < 2 or taken[0].events is None or taken[-1].events is None:
         return None
     return taken[0].events[1].elapsed_time(taken[-1].events[1]) / 1e3
-
-
-@dataclass(frozen=True)
-class StepEnd:
-    """The end of one step of a training that goes on.
-
-    Attributes:
-        event: recorded after the step. turned: the step's batch was the first of an epoch.
-    """
-
-    event: Event
-    samples: int
-    turned: bool
-
-
-def rate_between(ends: Sequence[StepEnd]) -> float | None:
-    """Return the samples per second of steps in a row, without the turns of epochs; ``None`` if there are too few.
-
-    All events must have happened. The first step only marks where the time begins.
-    """
-    counted = [(before, after) for before, after in pairwise(ends) if not after.turned]
-    seconds = sum(before.event.elapsed_time(after.event) for before, after in counted) / 1e3
-    return sum(after.samples for _, after in counted) / seconds if seconds > 0 else None
 
 
 # The measuring loop: a plain training loop with a stopwatch beside it.
@@ -230,12 +208,7 @@ class Loop:
                 return
 
     def measure(self) -> None:
-        """Fill windows until there are enough.
-
-        Raises:
-            Disturbed: too many windows were disturbed for the rest to make a measurement.
-            Diverged: a loss was not finite.
-        """
+        """Fill windows until there are enough. Raises as `Windows.over` and `checked` do."""
         ended = time.monotonic()
         self._around.read()
         measure_began = began = time.monotonic()
@@ -276,18 +249,13 @@ class Loop:
     def _take(self, delivery: Delivery) -> Taken:
         samples = self._count(delivery.batch)
         began = time.monotonic()
-        start = self._mark() if self._cuda else None
+        start = mark() if self._cuda else None
         loss = self._do(delivery.batch)
-        events = None if start is None else (start, self._mark())
+        events = None if start is None else (start, mark())
         host_s = time.monotonic() - began if self._work is not None else 0.0
         self._number += 1
         self._beats.step(self._number, rate_per_s=self.windows.rate_per_s)
         return Taken(loss, delivery.wait_s, delivery.made.seconds, host_s, samples, events)
-
-    def _mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
 
     def _close_window(self, taken: list[Taken], began: float, *, late: bool) -> float:
         """Synchronize, book the window, and return the time at which it ended.
@@ -303,7 +271,7 @@ class Loop:
         ended = time.monotonic()
         around, energy_j = self._around.read()
         around = around.model_copy(update=at_work)
-        counted, steps, seconds = taken, timed(taken, checked), ended - began
+        counted, steps, seconds = taken, timed(taken), ended - began
         # Only the host's clock can measure the wait for a late loader, or a whole epoch.
         steady_s = None if late or self.windows.whole_epochs else after_the_first_s(taken)
         if steady_s is not None:
@@ -375,21 +343,15 @@ def checked(loss: torch.Tensor) -> float:
     return value
 
 
-# A measure launch, phase by phase: train under a configuration and measure it.
-
-
-def measure(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Measurement:
+def measure(spec: TrialSpec, beats: Beats) -> Measurement:
     """Train under ``spec.config`` and measure.
-
-    Args:
-        began: `clock` reading at the start of the launch; start-up time is counted from it.
 
     Raises:
         Slow: the rate is certainly below the plan's threshold.
         Disturbed: other processes kept the machine too busy to measure.
         Diverged: a loss was not finite.
     """
-    launch = Measuring(spec, beats, clock, began)
+    launch = Measuring(spec, beats)
     # As in a plain loop, start the workers before initializing the device.
     feed = Feed(launch.loader)
     step = launch.build()
@@ -431,21 +393,18 @@ class Measuring(Launch):
     """A launch that measures, with the phases that all of these share.
 
     Args:
-        began: `clock` reading at the start of the launch; start-up time is counted from it.
         cards: whether to watch the cards of all ranks, if there are any.
 
     Raises:
         WorkloadError: the data set does not fill one batch.
     """
 
-    def __init__(self, spec: TrialSpec, beats: Beats, clock: Clock, began: float, *, cards: bool = True) -> None:
+    def __init__(self, spec: TrialSpec, beats: Beats, *, cards: bool = True) -> None:
         # Before CUDA is initialized, so that processes already on the card can be distinguished from this one. The
         # other ranks are children of the leader, too.
         self.root = os.getppid() if spec.ranks > 1 else os.getpid()
-        self.around = SurroundingsReader(cards_of(spec) if cards else (), clock, processors_of(spec), root=self.root)
+        self.around = SurroundingsReader.of(spec, beats.clock, cards=cards, root=self.root)
         super().__init__(spec, beats)
-        self.clock = clock
-        self.began = began
         self.learning_rate: float | None = None
         #: Graphs compiled by the end of the first step, and while the rate was measured.
         self.graphs = self.late_graphs = 0
@@ -459,19 +418,20 @@ class Measuring(Launch):
         """Run the build phase."""
         self.wake()
         step = build(self.workload, self.ctx, self.spec.config)
-        self.learning_rate = learning_rate_of(step.optimizer)
+        rate = step.optimizer.param_groups[0].get("lr")
+        self.learning_rate = None if rate is None else float(rate)
         return step
 
     def first_step(self, delivery: Delivery, work: Work | None) -> Started:
         """Run the compile phase: the first step, or only the first batch if `work` is ``None``."""
-        samples = self.count(delivery.batch)
-        startup_s = self.clock.now() - self.began
+        samples, clock = self.count(delivery.batch), self.beats.clock
+        startup_s = clock.now() - self.beats.began
         self.beats.enter(Phase.COMPILE)
         if work is None:
             return Started(samples, startup_s, 0.0, None, ())
-        began = self.clock.now()
+        began = clock.now()
         loss = checked(work(delivery.batch))
-        compile_s = self.clock.now() - began
+        compile_s = clock.now() - began
         self.memory.first_step_over()
         self.around.settle_in()
         self.beats.step(1, loss=loss)
@@ -534,12 +494,6 @@ class Measuring(Launch):
         )
 
 
-def learning_rate_of(optimizer: torch.optim.Optimizer) -> float | None:
-    """Return the learning rate of an optimizer's first group; ``None`` if it has none."""
-    rate = optimizer.param_groups[0].get("lr")
-    return None if rate is None else float(rate)
-
-
 def _losses(steps: Iterable[Timed]) -> tuple[float, ...]:
     return tuple(step.loss for step in steps if step.loss is not None)
 
@@ -595,17 +549,12 @@ RESIDENT = 4
 RESIDENT_FRACTION = 0.05
 
 
-def device_only(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Measurement:
+def device_only(spec: TrialSpec, beats: Beats) -> Measurement:
     """Train under ``spec.config`` on batches that are already on the device. The loader is closed before measuring.
 
-    Args:
-        began: `clock` reading at the start of the launch; start-up time is counted from it.
-
-    Raises:
-        Disturbed: other processes kept the machine too busy to measure.
-        Diverged: a loss was not finite.
+    Raises: as `measure`, except `Slow`.
     """
-    launch = Measuring(spec, beats, clock, began)
+    launch = Measuring(spec, beats)
     feed = Feed(launch.loader)
     step = launch.build()
     step.exchanges = spec.exchanges
@@ -614,17 +563,14 @@ def device_only(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Me
     return launch.measurement(launch.run(resident, step), started, turn_s=None)
 
 
-def loader_only(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Measurement:
+def loader_only(spec: TrialSpec, beats: Beats) -> Measurement:
     """Run the loader under ``spec.config`` as fast as it goes and discard its batches. No model is built.
-
-    Args:
-        began: `clock` reading at the start of the launch; start-up time is counted from it.
 
     Raises:
         Disturbed: other processes kept the machine too busy to measure.
     """
     # Other processes on the card and its temperature do not affect a loader.
-    launch = Measuring(spec, beats, clock, began, cards=False)
+    launch = Measuring(spec, beats, cards=False)
     feed = Feed(launch.loader)
     launch.wake()
     started = launch.first_step(feed.next(), None)
@@ -635,12 +581,6 @@ def loader_only(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Me
 
 def resident_of(launch: Measuring, feed: Feed) -> Resident:
     """Copy a few batches, at least one, to the device, and close the loader."""
-    resident = Resident(_to_stay(launch, feed))
-    feed.close()
-    return resident
-
-
-def _to_stay(launch: Measuring, feed: Feed) -> list[Any]:
     channels_last = step_plan(launch.spec.config).channels_last
     room = RESIDENT_FRACTION * launch.memory.capacity_bytes
     batches: list[Any] = []
@@ -650,7 +590,8 @@ def _to_stay(launch: Measuring, feed: Feed) -> list[Any]:
         room -= _bytes_of(batch)
         if room < _bytes_of(batch):
             break
-    return batches
+    feed.close()
+    return Resident(batches)
 
 
 def _bytes_of(batch: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import itertools
@@ -10,7 +11,7 @@ import os
 import platform
 import random
 from collections.abc import Callable, Iterable, Iterator, Sized
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -28,7 +29,7 @@ from autotune.knobs.alloc_conf import expands, limits_splitting
 from autotune.knobs.memory_format import has_images, has_volumes, mixes_formats, shares_memory
 from autotune.knobs.optimizer_impl import impls_offered, own_impl
 from autotune.machine import host
-from autotune.training.feed import Collate, length_of
+from autotune.training.feed import length_of
 from autotune.training.step import build, data_of, first_batch, open_loader
 from autotune.workload import contract
 from autotune.workload.catalog import source_hash
@@ -105,11 +106,8 @@ def _images(part: Any, place: tuple[object, ...]) -> Iterator[tuple[tuple[object
             yield from _images(getattr(part, field.name), (*place, field.name))
 
 
-# The probe: facts about torch, the device and the workload that the parent needs. Takes no training step.
-
-
-def probe(spec: TrialSpec, beats: Beats, clock: Clock) -> Probe:
-    """Collect facts about torch, the device and the workload.
+def probe(spec: TrialSpec, beats: Beats) -> Probe:
+    """Collect facts about torch, the device and the workload, without a training step.
 
     If the workload asks for one of our data sets, the data set is opened only after it has been checked or generated
     (it has an identity then).
@@ -125,8 +123,8 @@ def probe(spec: TrialSpec, beats: Beats, clock: Clock) -> Probe:
     size = ctx.image_size or (cpu_size if device.type == "cpu" else own_size)
     ctx = replace(ctx, image_size=size, data=_NotedData(**spec.data.model_dump()))
     # Only a GPU has knobs that depend on the shapes of images.
-    wait = wants and not spec.data.identity
-    data_set = None if wait else _look_at_data(workload, ctx, clock if device.type == "cuda" else None)
+    wait, clock = wants and not spec.data.identity, beats.clock if device.type == "cuda" else None
+    looked = {"sample_tensors": 0} if wait else _look_at_data(workload, ctx, clock)
     beats.enter(Phase.BUILD)
     step = build(workload, ctx, {})
     reason = None
@@ -138,7 +136,10 @@ def probe(spec: TrialSpec, beats: Beats, clock: Clock) -> Probe:
         raise UsageError(f"{spec.workload.name} makes its own data: {reason}", advice="leave --data out.")
     knobs = getattr(workload, "KNOBS", {})
     declared = {str(name): getattr(values, "changes_maths", None) for name, values in knobs.items()}
-    source = None if spec.workload.sha256 else _source_of(workload)
+    place = None
+    if not spec.workload.sha256:
+        place = inspect.getsourcefile(workload if inspect.ismodule(workload) else type(workload))
+    source = None if place is None else Path(place).absolute()
     cuda = device.type == "cuda"
     properties = torch.cuda.get_device_properties(device) if cuda else None
     compiler, compiler_lack = compiler_here(properties.major if properties else None)
@@ -171,7 +172,6 @@ def probe(spec: TrialSpec, beats: Beats, clock: Clock) -> Probe:
         cpu_image_size=cpu_size,
         wants_data=wants,
         varying_shapes=bool(getattr(workload, "VARYING_SHAPES", False)),
-        images_vary=data_set.images_vary if data_set else None,
         has_images=has_images(step.model),
         has_volumes=has_volumes(step.model),
         mixed_formats=mixes_formats(step.model),
@@ -182,13 +182,11 @@ def probe(spec: TrialSpec, beats: Beats, clock: Clock) -> Probe:
         limits_splitting=limits_splitting(os.environ),
         malloc=own_malloc(),
         parameters=sum(p.numel() for p in step.model.parameters()),
-        dataset_samples=data_set.samples if data_set else None,
-        sample_bytes=data_set.sample_bytes if data_set else None,
-        sample_tensors=data_set.sample_tensors if data_set else 0,
         workload_knobs={str(name): tuple(values) for name, values in knobs.items()},
         workload_unasked=tuple(str(name) for name, values in knobs.items() if not getattr(values, "searched", True)),
         own_exchange=contract.optional(workload, "parallel") is not None,
         workload_maths={name: changes for name, changes in declared.items() if changes is not None},
+        **looked,
     )
 
 
@@ -203,22 +201,8 @@ class _NotedData(DataRef):
         return super().__getattribute__(name)
 
 
-@dataclass(frozen=True)
-class _Looked:
-    """A data set: samples per epoch, if it knows them; bytes of one sample's tensors; and tensors in a batch of one.
-
-    Attributes:
-        images_vary: whether the shapes of its images vary; ``None`` if not known.
-    """
-
-    samples: int | None
-    sample_bytes: int
-    sample_tensors: int
-    images_vary: bool | None
-
-
-def _look_at_data(workload: Workload, ctx: Context, clock: Clock | None) -> _Looked:
-    """Look at one sample and, if there is a clock, at the shapes of many for some seconds.
+def _look_at_data(workload: Workload, ctx: Context, clock: Clock | None) -> dict[str, Any]:
+    """Look at one sample and, if there is a clock, at the shapes of many for some seconds; return fields of `Probe`.
 
     The workload's own loader, if it has one, is opened to see whether it uses the data.
     """
@@ -233,21 +217,18 @@ def _look_at_data(workload: Workload, ctx: Context, clock: Clock | None) -> _Loo
     except Exception:
         # Some collate functions mix samples and cannot take a single one. Count the sample itself then.
         collated = sample
-    return _Looked(
-        samples=length_of(dataset),
-        sample_bytes=sum(t.numel() * t.element_size() for t in _tensors(sample)),
-        sample_tensors=sum(1 for _ in _tensors(collated)),
-        images_vary=_images_vary(dataset, collate, ctx, clock) if clock else None,
-    )
-
-
-def _images_vary(dataset: Dataset[Any], collate: Collate, ctx: Context, clock: Clock) -> bool | None:
-    try:
-        return images_vary(dataset, collate, batch_size=ctx.batch_size, seed=ctx.seed, clock=clock)
-    except Exception:
+    vary = None
+    if clock is not None:
         # A sample that cannot be read ends a trial with its own message, but not the probe, which only looks at the
         # data.
-        return None
+        with contextlib.suppress(Exception):
+            vary = images_vary(dataset, collate, batch_size=ctx.batch_size, seed=ctx.seed, clock=clock)
+    return {
+        "dataset_samples": length_of(dataset),
+        "sample_bytes": sum(t.numel() * t.element_size() for t in _tensors(sample)),
+        "sample_tensors": sum(1 for _ in _tensors(collated)),
+        "images_vary": vary,
+    }
 
 
 def _tensors(part: Any) -> Iterator[torch.Tensor]:
@@ -294,8 +275,3 @@ def compiler_here(major: int | None) -> tuple[str | None, str | None]:
     if major < 7:
         return None, "Triton needs a card of compute capability 7.0 or above"
     return f"triton {triton.__version__}", None
-
-
-def _source_of(workload: Workload) -> Path | None:
-    source = inspect.getsourcefile(workload if inspect.ismodule(workload) else type(workload))
-    return None if source is None else Path(source).absolute()

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from autotune import stats
-from autotune.base.clock import Clock
-from autotune.base.errors import AutotuneError, WorkloadError
+from autotune.base.errors import WorkloadError
 from autotune.base.layout import LaunchFiles
 from autotune.base.records import (
+    CheckPlan,
     CommandRef,
     DeliveryPlan,
     Measurement,
@@ -30,12 +30,12 @@ from autotune.base.records import (
     Window,
     WorkloadRef,
 )
-from autotune.child.failure import LEAVES, SKIPS, Disturbed, Slow, Unlike
+from autotune.child.failure import LEAVES, SKIPS, Slow, Unlike
 from autotune.child.launch import Beats
 from autotune.child.probe import compiler_here, native_bf16
-from autotune.child.script_process import KeptScript, ScriptProcess, commands_pipe, never_inside, too_short, under
+from autotune.child.script_process import KeptScript, ScriptProcess, commands_pipe, never_inside, too_short, training
 from autotune.child.trail import NONE_INSIDE, DeliveryLog, Pauses, SeenLoader, SeenStep, Trail, Trained, refused_by
-from autotune.child.windows import Block, SurroundingsReader, Timed, Windows, cards_of, processors_of, reason_to_discard
+from autotune.child.windows import Block, SurroundingsReader, Timed, Windows, reason_to_discard
 from autotune.knobs import KNOBS, answer_to
 from autotune.knobs.alloc_conf import expands, limits_splitting
 from autotune.knobs.batch_size import KNOB as BATCH_SIZE
@@ -47,9 +47,6 @@ from autotune.machine.gpu import NvmlUnavailable, gpus, visible
 from autotune.machine.host import tree_memory_bytes
 from autotune.training.feed import LONGEST_EPOCH_S, MOSTLY_STEADY, NEVER_STEADY
 
-# Launches of a command: a user's script trains under a configuration until its rate or the losses of its first steps
-# are known.
-
 #: Of a script whose epochs are ended early, this many losses are enough: it may end with the last of its epochs.
 FEWEST_LOSSES = 8
 #: A step counts as waiting for its loader if the wait took more than this fraction of it.
@@ -60,11 +57,10 @@ _FEW = 2
 FEW_STEPS = 8
 
 
-def measure_command(spec: TrialSpec, beats: Beats, clock: Clock, began: float, kept: KeptScript) -> Measurement:
-    """Run ``spec.command`` under ``spec.config``, measure its training, and end it.
+def measure_command(spec: TrialSpec, command: CommandRef, beats: Beats, kept: KeptScript) -> Measurement:
+    """Run a command under ``spec.config``, measure its training, and end it.
 
     Args:
-        began: `clock` reading at the start of the launch; start-up time is counted from it.
         kept: holds the script to measure, if one is kept.
 
     Raises:
@@ -74,22 +70,14 @@ def measure_command(spec: TrialSpec, beats: Beats, clock: Clock, began: float, k
         WorkloadError: the script ended too early, or does not train as far as can be seen.
         Exception: what the script did not catch.
     """
-    command = spec.command
-    if command is None:
-        raise AutotuneError(f"{spec.launch} is to run a command and is not told which")
-    around = SurroundingsReader(cards_of(spec), clock, processors_of(spec))
+    around = SurroundingsReader.of(spec, beats.clock)
     startup_s = None if kept.script is None else kept.startup_s
-    with under(spec, command, beats, kept) as script:
-        try:
-            return _ScriptMeasuring(spec, command, script, around, beats, began, startup_s).measurement()
-        except (Disturbed, Slow):
-            # The script goes on, for other launches.
-            kept.pause()
-            raise
+    with training(spec, command, beats, kept) as script:
+        return _ScriptMeasuring(spec, command, script, around, beats, startup_s).measurement()
 
 
-def check_command(spec: TrialSpec, beats: Beats) -> TrainCheck:
-    """Run ``spec.command`` under ``spec.config`` for the losses of its first steps, and end it.
+def check_command(spec: TrialSpec, command: CommandRef, plan: CheckPlan, beats: Beats) -> TrainCheck:
+    """Run a command under ``spec.config`` for the losses of its first steps, and end it.
 
     A loss that is not finite is a result here, not a failure. Whether tensors change is not checked. What its loaders
     deliver is noted, if the plan says so.
@@ -98,9 +86,6 @@ def check_command(spec: TrialSpec, beats: Beats) -> TrainCheck:
         WorkloadError: the script ended too early, or does not train as far as can be seen.
         Exception: what the script did not catch.
     """
-    command, plan = spec.command, spec.check
-    if command is None or plan is None:
-        raise AutotuneError(f"{spec.launch} is to check a script and is not told which, or how")
     log = DeliveryLog(plan.deliveries, LaunchFiles(Path(spec.folder)))
     script = ScriptProcess(spec, command, beats, losses=plan.steps, seed=plan.seed, deliveries=plan.deliveries)
     trail = script.trail
@@ -148,7 +133,6 @@ class _ScriptMeasuring:
         script: ScriptProcess,
         around: SurroundingsReader,
         beats: Beats,
-        began: float,
         startup_s: float | None,
     ) -> None:
         self._spec = spec
@@ -156,7 +140,6 @@ class _ScriptMeasuring:
         self._script = script
         self._around = around
         self._beats = beats
-        self._began = began
         #: The start-up time of a script that an earlier launch has started.
         self._startup_s = startup_s
         self._windows = Windows(spec.plan, around.cores)
@@ -181,7 +164,7 @@ class _ScriptMeasuring:
         trail = self._script.trail
         first_at = first.ended_at - first.host_s
         forward_at = trail.began_at if trail.began_at is not None else first_at
-        startup_s, compile_s = forward_at - self._began, max(0.0, first_at - forward_at)
+        startup_s, compile_s = forward_at - self._beats.began, max(0.0, first_at - forward_at)
         if self._startup_s is not None:
             startup_s, compile_s = self._startup_s, first.host_s
             self._beats.enter(Phase.WARMUP)
@@ -408,15 +391,12 @@ class _ScriptMeasuring:
         )
 
 
-# The probe of a program that the agent does not enter: it reports its own rate, and its command sets everything that is
-# searched.
-
-
 NOT_INSIDE = "the program is not looked into, and its command does not set it"
 
 
 def probe_program(spec: TrialSpec, command: CommandRef, beats: Beats) -> Probe:
-    """Run a program until it has reported its rate twice, end it, and return what can be known about it.
+    """Run a program that the agent does not enter, and whose command sets all that is searched, until it has told its
+    rate twice; end it, and return what can be known about it.
 
     Raises:
         WorkloadError: it ended before that, or what it reported is not a number.
@@ -428,10 +408,6 @@ def probe_program(spec: TrialSpec, command: CommandRef, beats: Beats) -> Probe:
         script.end()
     if step is None:
         raise too_short(script)
-    return _probe(spec, command)
-
-
-def _probe(spec: TrialSpec, command: CommandRef) -> Probe:
     in_command = script_entry.set_by(command)
     others = [knob for name, knob in KNOBS.items() if name not in in_command]
     outside = {
@@ -447,8 +423,6 @@ def _probe(spec: TrialSpec, command: CommandRef) -> Probe:
         torch_version="",
         torchvision_version="",
         python_version=platform.python_version(),
-        cuda_version=None,
-        cudnn_version=None,
         device=spec.devices[0],
         device_name="cpu" if card is None else card.name,
         device_memory_bytes=None if card is None else card.memory_bytes,
@@ -462,40 +436,24 @@ def _probe(spec: TrialSpec, command: CommandRef) -> Probe:
         workload_sha256=spec.workload.sha256,
         workload_name=spec.workload.name,
         default_batch_size=batch,
-        default_image_size=None,
-        cpu_image_size=None,
-        wants_data=None,
-        varying_shapes=False,
         has_images=True,
         optimizer_impls=("for-loop", "foreach", "fused"),
         own_optimizer_impl="foreach",
         parameters=0,
-        dataset_samples=None,
-        sample_bytes=None,
         own={} if "batch_size" in in_command else {"batch_size": batch},
         outside=outside,
         in_command=tuple(sorted(in_command)),
     )
 
 
-# The probe of a command: a user's script trains for some steps as it stands, and the agent reports what it does itself
-# and what could be set from outside.
-
-
-def probe_command(spec: TrialSpec, beats: Beats, began: float, kept: KeptScript) -> Probe:
-    """Run ``spec.command`` until everything that it trains with has been observed, and end it, or keep it if
-    ``spec.keeps``.
-
-    Args:
-        began: reading of the host's monotonic clock at the start of the launch.
+def probe_command(spec: TrialSpec, command: CommandRef, beats: Beats, kept: KeptScript) -> Probe:
+    """Run a command as it stands until the agent has reported everything that it trains with and what can be set from
+    outside; end it, or keep it if ``spec.keeps``.
 
     Raises:
         WorkloadError: the script ended too early, or does not train as far as can be seen.
         Exception: what the script did not catch.
     """
-    command = spec.command
-    if command is None:
-        raise AutotuneError(f"{spec.launch} is to run a command and is not told which")
     if command.rate is not None:
         return probe_program(spec, command, beats)
     in_command = script_entry.set_by(command)
@@ -511,8 +469,7 @@ def probe_command(spec: TrialSpec, beats: Beats, began: float, kept: KeptScript)
     question = script_entry.probe_plan(in_command=in_command)
     # With the seed, a script that draws the order of its samples draws the same one in the launches that it is compared
     # with.
-    pipe = None if commands is None else files.commands
-    script = ScriptProcess(spec, command, beats, asked=question, seed=plan.seed, deliveries=plan, commands=pipe)
+    script = ScriptProcess(spec, command, beats, asked=question, seed=plan.seed, deliveries=plan, commands=commands)
     trail, steps_s = script.trail, list[float]()
     try:
         for _ in script.looks():
@@ -520,8 +477,8 @@ def probe_command(spec: TrialSpec, beats: Beats, began: float, kept: KeptScript)
             done = log.is_over() or (trail.own is not None and not log.has_begun)
             if trail.own is not None and done:
                 if commands is not None and trail.own["machine"]["ranks"] == 1 and not log.persists:
-                    startup_s = max(0.0, (trail.began_at or began) - began)
-                    kept.hold(script, spec, commands, startup_s, cut=log.has_ended_early)
+                    startup_s = max(0.0, (trail.began_at or beats.began) - beats.began)
+                    kept.hold(script, spec, startup_s, cut=log.has_ended_early)
                 break
     except Exception:
         # A script may fail because its epochs are ended early. What its training had to show has been observed.
@@ -615,17 +572,12 @@ def probe_of(
         workload_sha256=workload.sha256,
         workload_name=workload.name,
         default_batch_size=int(own["batch_size"]),
-        default_image_size=None,
-        cpu_image_size=None,
-        wants_data=None,
-        varying_shapes=False,
         has_images=bool(model.get("images")),
         has_volumes=bool(model.get("volumes")),
         optimizer_impls=tuple(name for name, there in offers.items() if there),
         own_optimizer_impl=str(own[OPTIMIZER_IMPL.name]),
         parameters=model.get("parameters") or optimizer["parameters"],
         dataset_samples=samples,
-        sample_bytes=None,
         # The value of a knob that has a place in the command is just what has been put there.
         own={name: value for name, value in own.items() if name not in placed},
         outside=outside,

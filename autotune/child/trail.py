@@ -52,8 +52,6 @@ NONE_INSIDE = 3
 #: If backward passes or updates per batch differ by more than this fraction, it is a different training.
 UNLIKE = 0.05
 
-_FACTS = ("arguments", "ahead", "batches", "kind")
-
 
 @dataclass(frozen=True)
 class SeenStep:
@@ -139,7 +137,7 @@ class SeenLoader:
 
     Attributes:
         arguments: those of its class that are in force. ahead: batches that its workers make in advance.
-        batches: the number in an epoch; ``None`` if that is not known. kind: class of its data set.
+        batches: the number in an epoch; ``None`` if that is not known.
         taken: batches taken of the current epoch. before: those of the last epoch, if one is over.
         made: the number of batches made so far, and the seconds that this took, summed over workers.
     """
@@ -147,7 +145,6 @@ class SeenLoader:
     arguments: dict[str, Value | None]
     ahead: int
     batches: int | None
-    kind: str
     taken: int = 0
     before: int = 0
     made: tuple[int, float] = (0, 0.0)
@@ -170,12 +167,10 @@ class EndedThread:
     """A thread of a script that was ended by an exception; its process goes on.
 
     Attributes:
-        chain: of the exception, like `Trail.raised`. at: on the host's monotonic clock. trained: the training ran in
-            it.
+        chain: of the exception, like `Trail.raised`. trained: the training ran in it.
     """
 
     chain: list[list[Any]]
-    at: float
     trained: bool
 
 
@@ -298,11 +293,11 @@ class Trail:
                     self.reserved_bytes, self.allocated_bytes = event["reserved"], event["allocated"]
                 case "raised" if event.get("thread"):
                     if self.thread is None or (event["trains"] and not self.thread.trained):
-                        self.thread = EndedThread(event["chain"], event["at"], event["trains"])
+                        self.thread = EndedThread(event["chain"], event["trains"])
                 case "raised":
                     self._raised.setdefault(event["pid"], event["chain"])
                 case "loader":
-                    self.loaders[event["l"]] = SeenLoader(**{name: event[name] for name in _FACTS})
+                    self.loaders[event["l"]] = SeenLoader(event["arguments"], event["ahead"], event["batches"])
                 case kind if kind in ("step", "epoch", "turn", "ready", "failed"):
                     self._held.append(event)
                     if kind == "step":
@@ -637,14 +632,10 @@ def refused_by(deliveries: Deliveries, own: Config) -> Iterator[tuple[str, str, 
             yield PERSISTENT, answer, "no second epoch was seen, of which workers that persist may miss what is new"
 
 
-def deliver(spec: TrialSpec, beats: Beats) -> TrainCheck:
-    """Let the loader of a workload deliver as ``spec.check.deliveries`` says, under ``spec.config``, without
-    training."""
-    plan = spec.check.deliveries if spec.check is not None else None
+def deliver(spec: TrialSpec, plan: DeliveryPlan, beats: Beats) -> TrainCheck:
+    """Let the loader of a workload deliver as a plan says, under ``spec.config``, without training."""
     files = LaunchFiles(Path(spec.folder))
     log = DeliveryLog(plan, files)
-    if plan is None or spec.rank:
-        return TrainCheck(losses=(), finite=True, changed=1.0)
     launch = Launch(spec, beats)
     # Appended only now: nothing else is to be imported from the agent's folder.
     sys.path.append(str(script_entry.FOLDER))

@@ -30,19 +30,16 @@ from autotune.workload import contract
 from autotune.workload.contract import Context, Workload
 
 
-def train_check(spec: TrialSpec, beats: Beats) -> TrainCheck:
-    """Train as ``spec.check`` says, under ``spec.config``.
+def train_check(spec: TrialSpec, plan: CheckPlan, beats: Beats) -> TrainCheck:
+    """Train as a plan says, under ``spec.config``.
 
     A loss that is not finite is a result here, not a failure.
 
     Raises:
-        AutotuneError: spec.check is missing, or no starting point was saved.
+        AutotuneError: no starting point was saved.
         WorkloadError: the saved weights do not fit the model of this configuration.
         MachineError: the starting point is a file that was not written by this study.
     """
-    plan = spec.check
-    if plan is None:
-        raise AutotuneError(f"{spec.launch} is to check a training and is not told how")
     launch = Launch(spec, beats)
     workload, ctx = launch.workload, launch.ctx
     # Read before the memory limit is set: a real training does not hold these.
@@ -77,7 +74,7 @@ def train_check(spec: TrialSpec, beats: Beats) -> TrainCheck:
     metric, lacks = None, None
     if finite:
         try:
-            metric = _metric(workload, ctx, step, spec)
+            metric = _metric(workload, ctx, step, spec, plan)
         except WorkloadError:
             raise
         except Exception as error:
@@ -88,7 +85,7 @@ def train_check(spec: TrialSpec, beats: Beats) -> TrainCheck:
     )
 
 
-def _metric(workload: Workload, ctx: Context, step: Step, spec: TrialSpec) -> float | None:
+def _metric(workload: Workload, ctx: Context, step: Step, spec: TrialSpec, plan: CheckPlan) -> float | None:
     """Return the value of the workload's own metric for the model as it is now; ``None`` if it has none.
 
     Raises:
@@ -106,7 +103,7 @@ def _metric(workload: Workload, ctx: Context, step: Step, spec: TrialSpec) -> fl
         raise WorkloadError(f"metric(ctx, model) must return a number, not {type(value).__name__}") from None
     if not math.isfinite(number):
         raise WorkloadError(
-            f"metric(ctx, model) returned {number} after {spec.check.steps if spec.check else 0} steps",
+            f"metric(ctx, model) returned {number} after {plan.steps} steps",
             advice="let it return a finite number for a model that has only begun to learn.",
         )
     return number

@@ -11,18 +11,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, mean, median
-from typing import Any
+from typing import Any, Self
 
 from autotune import stats
 from autotune.base.clock import Clock
 from autotune.base.records import Measurement, MeasurePlan, Surroundings, TrialSpec, Window
 from autotune.child.failure import Disturbed
+from autotune.launcher.quiet import cards_of
 from autotune.machine.cpu_load import CpuWatch, Rapl, Stops
 from autotune.machine.gpu import LASTING_SLOWDOWN, SLOWDOWNS, CardReading, CardWatch
-
-# What else happened on this machine during a window.
-
-# Distinguishes a launch's own processes on a card from others.
 
 
 class Sharing:
@@ -47,11 +44,7 @@ class Sharing:
         self._last_percent: int | None = None
 
     def settle_in(self, present: Iterable[int] | None) -> None:
-        """Note that this launch is on the card now: processes that have appeared since construction count as ours.
-
-        Args:
-            present: pids that the driver lists now.
-        """
+        """Note that this launch is on the card now: processes that have appeared since construction count as ours."""
         self._settled = True
         if present is not None and self._before is not None:
             # If nothing has appeared, the driver does not list this launch (but MPS's server, for example).
@@ -90,8 +83,6 @@ class Sharing:
         self._last_percent = sum(p for pid, p in sm_percent.items() if pid not in self._recognized | listed)
         return self._last_percent
 
-
-# Machine activity around a launch's windows (other processes, the card's clocks), and which windows to discard.
 
 #: Idle CPU time, in cores and as a fraction of all cores, above which other processes took nothing from the training.
 FREE_CORES = 0.1
@@ -167,25 +158,6 @@ def card_of(spec: TrialSpec) -> str | None:
     return cards[spec.rank] if spec.rank < len(cards) else None
 
 
-def cards_of(spec: TrialSpec) -> tuple[str, ...]:
-    """Return the UUIDs of all cards that a launch sees, in the order of its ranks; empty on a CPU, or if the spec does
-    not give them."""
-    name = spec.devices[0]
-    if name == "cpu":
-        return ()
-    for text in (spec.env.get("CUDA_VISIBLE_DEVICES", ""), name.removeprefix("cuda:")):
-        uuids = tuple(text.split(","))
-        if all(uuid.startswith(("GPU-", "MIG-")) for uuid in uuids):
-            return uuids
-    return ()
-
-
-def processors_of(spec: TrialSpec) -> Rapl:
-    """Return the energy counters of a launch's processors: none for a launch that is pinned to cores, because the
-    counters include what others do on the remaining cores."""
-    return Rapl(Path(os.devnull)) if spec.cores else Rapl()
-
-
 class SurroundingsReader:
     """Reads the machine's state between windows. Create it before CUDA is initialized, to record foreign processes.
 
@@ -209,6 +181,13 @@ class SurroundingsReader:
         self._stopped = 0
         self._energy_j: float | None = None
         self.cores = self._cpu.cores
+
+    @classmethod
+    def of(cls, spec: TrialSpec, clock: Clock, *, cards: bool = True, root: int | None = None) -> Self:
+        """Return the reader of a launch."""
+        # Of a launch that is pinned to cores, the counters include what others do on the remaining cores.
+        processors = Rapl(Path(os.devnull)) if spec.cores else Rapl()
+        return cls(cards_of(spec) if cards else (), clock, processors, root=root)
 
     def settle_in(self) -> None:
         """Note that this launch is on its cards now; see `Sharing`."""
@@ -285,8 +264,6 @@ def _sum(values: Sequence[float | None]) -> float | None:
     return sum(known) if known and len(known) == len(values) else None
 
 
-# The windows of one launch: which of them count, their rate, and when to stop measuring.
-
 #: With more steps than this, neighbouring steps are averaged before testing whether their times have settled.
 LONGEST_HISTORY = 2000
 #: See `Windows.clock_mhz`.
@@ -360,20 +337,12 @@ class Windows:
 
     @property
     def rate(self) -> stats.Rate:
-        """The rate inside the windows that count.
-
-        Raises:
-            ValueError: no window counts yet.
-        """
+        """The rate inside the windows that count, of which there must be one."""
         return stats.rate_of([block.window for block in self.kept])
 
     @property
     def enqueue_s(self) -> float:
-        """Median host time of a step that nothing blocked.
-
-        Raises:
-            StatisticsError: no window counts yet.
-        """
+        """Median host time of a step that nothing blocked, in the windows that count, of which there must be one."""
         return median(block.enqueue_s for block in self.kept)
 
     @property
@@ -544,11 +513,7 @@ class Windows:
         return False
 
     def disturbed(self, elapsed_s: float) -> Disturbed:
-        """Return the error for too many disturbed windows, ``elapsed_s`` after the start.
-
-        Raises:
-            StatisticsError: no window was discarded.
-        """
+        """Return the error for too many disturbed windows, at least one, ``elapsed_s`` after the start."""
         left, total = len(self._blocks), len(self._blocks) + len(self.discarded)
         undisturbed = f"only {left} of {total} windows undisturbed" if left else "no undisturbed window"
         return Disturbed(f"{what_went_on(self.discarded, self._cores)}; {undisturbed} in {elapsed_s:.0f} s")

@@ -66,7 +66,7 @@ class _Open:
     pids: set[int] = field(default_factory=set)
 
     def close(self) -> None:
-        self.logs.__exit__(None, None, None)
+        self.logs.close()
         self.selector.close()
         os.close(self.beats)
 
@@ -214,14 +214,9 @@ class Template:
     def _until_over(
         self, running: _Open, files: LaunchFiles, watch: Watch, *, leave_s: float | None = None
     ) -> Exit | None:
-        def look() -> None:
-            running.logs.cut()
-            if os.path.lexists(files.result):
-                watch.reported()
-
         exit_info = None
         try:
-            exit_info = self._attend(running.selector, running.beats, watch, look, leave_s)
+            exit_info = self._attend(running, files, watch, leave_s)
         except BaseException:
             # On our own error or Ctrl-C, the running launch ends with the template.
             self.close()
@@ -240,19 +235,13 @@ class Template:
         # The thread of another launch may have noticed it first.
         watch.was_stopped = watch.was_stopped or self._clock.stops != self._stops
 
-    def _attend(
-        self,
-        selector: selectors.BaseSelector,
-        beats: int,
-        watch: Watch,
-        look: Callable[[], None],
-        leave_s: float | None = None,
-    ) -> Exit | None:
+    def _attend(self, running: _Open, files: LaunchFiles, watch: Watch, leave_s: float | None) -> Exit | None:
         """Monitor a launch until it ends, and return its exit; ``None`` if it is kept.
 
         Args:
             leave_s: the launch has been asked to end, and is killed after this many seconds.
         """
+        selector, beats = running.selector, running.beats
         kill_at = None if leave_s is None else self._clock.now() + leave_s
         lost_at: float | None = None
         while True:
@@ -260,7 +249,9 @@ class Template:
             events = selector.select(timeout=LOOK_S)
             self._skip_stop(polled, watch)
             woken = self._clock.now()
-            look()
+            running.logs.cut()
+            if os.path.lexists(files.result):
+                watch.reported()
             for ready, _ in events:
                 if ready.fd == beats:
                     data = os.read(beats, 65536)

@@ -42,6 +42,7 @@ from autotune.base.version import __version__
 from autotune.launcher import Launcher
 from autotune.launcher.fork_client import LOOK_S
 from autotune.launcher.lanes import Lanes, OnBeat, Stop
+from autotune.launcher.quiet import stopped_waiting
 from autotune.launcher.watch import make_way, open_folder
 from autotune.machine import page_cache
 from autotune.machine.gpu import Gpu
@@ -270,13 +271,9 @@ class Workplace:
 
 
 @contextlib.contextmanager
-def folder_of_worker(parent: Path | None = None) -> Iterator[Path]:
-    """Make a folder for a worker, and remove it at the end. Folders of killed workers are removed first.
-
-    Args:
-        parent: ``None`` for the system's temporary folder.
-    """
-    parent = Path(tempfile.gettempdir()) if parent is None else parent
+def folder_of_worker() -> Iterator[Path]:
+    """Make a folder for a worker, and remove it at the end. Folders of killed workers are removed first."""
+    parent = Path(tempfile.gettempdir())
     prefix = f"autotune-worker-{os.geteuid()}-"
     with contextlib.ExitStack() as locks:
         # Otherwise a new folder whose lock is not held yet could be taken for an abandoned one.
@@ -353,8 +350,6 @@ def _end_of(path: Path) -> str:
     except (OSError, AutotuneError):
         return ""
 
-
-# Launches on other machines.
 
 # What workers on other machines report to a search, and the requests that it makes of them.
 
@@ -446,16 +441,9 @@ class Workers(ABC):
         """Dismiss all workers and release all resources. May be called twice."""
 
 
-# Packs a launch for a worker, with its code and the launch that makes what it starts from.
-
-
 def packed(name: str, spec: TrialSpec, study: Path) -> Errand:
-    """Return a launch as an errand.
-
-    Args:
-        name: see `Errand`.
-        study: the study's folder.
-    """
+    """Return a launch as an errand of a study, given its folder: with its code and the launch that makes what it starts
+    from."""
     path = spec.workload.path
     script = None if spec.command is None else path
     return Errand(
@@ -482,49 +470,6 @@ def _maker(spec: TrialSpec, files: StudyFiles) -> TrialSpec | None:
     return None
 
 
-# The kind of machine that a study on other machines is tied to.
-
-
-_DATA = ("data_kind", "data_identity", "data_store")
-
-
-class Yardstick:
-    """Compares the machines of workers. The first worker's probes determine the machine that the study is for.
-
-    Args:
-        known: the machine that the study is tied to; ``None`` for a new study.
-
-    Attributes:
-        probe: the last probe of the study; ``None`` before the first.
-    """
-
-    def __init__(self, known: Fingerprint | None) -> None:
-        self.probe: TrialSpec | None = None
-        self._machine = known
-        # The worker has already compared the data, and the search itself checks that a study's code is unchanged.
-        self._apart: tuple[str, ...] = (*_DATA, "workload_sha256")
-
-    def why_not(self, facts: WorkerFacts, found: Probe, spec: TrialSpec | None, *, is_known: bool) -> str | None:
-        """Return why a worker is not fit for the study, as a clause; ``None`` if it is.
-
-        Args:
-            found: result of a probe there.
-            spec: spec of that probe, if it is one of the study's; other workers are compared with it from then on.
-            is_known: the worker has been found fit before.
-        """
-        probe_spec = self.probe if spec is None else spec
-        assert probe_spec is not None
-        machine = fingerprint(found, facts.host, facts.gpu, probe_spec.data)
-        rows = [] if self._machine is None or is_known else self._machine.differences(machine)
-        rows = [row for row in rows if row[0] not in self._apart]
-        if rows:
-            text = "; ".join(f"{name}: {actual} instead of {expected}" for name, expected, actual in rows)
-            return f"its machine is of another kind ({text})"
-        if spec is not None:
-            self.probe, self._machine, self._apart = spec, machine, _DATA
-        return None
-
-
 # Launches on other machines: lanes whose launches are run by workers that come and go.
 #
 # The search stays where it was requested. A launch whose worker is lost is sent to another one under its own name, and
@@ -536,6 +481,7 @@ SAY_AFTER_S = 3.0
 ABANDON_S = 30.0
 #: How long to wait for other workers when the only one has been refused.
 OTHERS_S = 30.0
+_DATA = ("data_kind", "data_identity", "data_store")
 
 
 @dataclass
@@ -575,7 +521,7 @@ class RemoteLanes(Lanes):
         study: the study's folder, which holds the folders of launches.
         clock: does not count time in which there is no worker.
         says: receives sentences for the user.
-        known: the machine that the study is tied to; ``None`` for a new study.
+        known: the machine that the study is tied to; ``None`` for a new study, before its first probe.
     """
 
     workers: Workers
@@ -589,7 +535,11 @@ class RemoteLanes(Lanes):
     _ended: deque[tuple[int, TrialResult]] = field(default_factory=deque)
     #: By lane, the worker that ran its last launch.
     _homes: dict[int, str] = field(default_factory=dict)
-    _yardstick: Yardstick = field(init=False)
+    #: The last probe of the study; ``None`` before the first.
+    _probe: TrialSpec | None = None
+    #: In what machines may differ: a worker has already compared the data, and the search itself checks that a study's
+    #: code is unchanged.
+    _apart: tuple[str, ...] = (*_DATA, "workload_sha256")
     #: Deadline for launches that are no longer wanted to end by themselves; ``None``: all are wanted.
     _ending_until_s: float | None = None
     #: Why a worker was refused while no other one was fit, and what to change.
@@ -599,7 +549,6 @@ class RemoteLanes(Lanes):
 
     def __post_init__(self) -> None:
         self.count = self.workers.count
-        self._yardstick = Yardstick(self.known)
 
     def first(self, raise_if_stopped: Callable[[], None]) -> WorkerFacts:
         """Wait for a worker, and return the facts of the first one."""
@@ -691,15 +640,12 @@ class RemoteLanes(Lanes):
             if worker is not None:
                 task.worker = self._homes[lane] = worker.name
                 self._send(worker, task.spec)
-            elif self._yardstick.probe is not None:
-                new_worker = next(
-                    (candidate for candidate in self._staff.values() if not candidate.fit and candidate.errand is None),
-                    None,
-                )
-                if new_worker is not None:
-                    name = f"probe-{new_worker.name}"
-                    folder = str(StudyFiles(self.study).launch(name).folder)
-                    self._send(new_worker, self._yardstick.probe.model_copy(update={"launch": name, "folder": folder}))
+                continue
+            new_worker = next((other for other in self._staff.values() if not other.fit and other.errand is None), None)
+            if self._probe is not None and new_worker is not None:
+                name = f"probe-{new_worker.name}"
+                folder = str(StudyFiles(self.study).launch(name).folder)
+                self._send(new_worker, self._probe.model_copy(update={"launch": name, "folder": folder}))
 
     def _free_for(self, lane: int, task: _Task) -> _Worker | None:
         probes = task.spec.kind is LaunchKind.PROBE
@@ -722,8 +668,7 @@ class RemoteLanes(Lanes):
             self._refuse(worker, end.error or "it reports nothing", end.advice)
             return
         if result.probe is not None:
-            spec = None if running is None else running[1].spec
-            why = self._yardstick.why_not(worker.facts, result.probe, spec, is_known=worker.fit)
+            why = self._unfit(worker, result.probe, None if running is None else running[1].spec)
             if why is not None:
                 self._refuse(worker, why, None)
                 return
@@ -733,6 +678,25 @@ class RemoteLanes(Lanes):
                 self._refuse(worker, result.cause or f"its probe ended as {result.status}", result.advice)
             return
         self._finish(*running, result, end)
+
+    def _unfit(self, worker: _Worker, found: Probe, spec: TrialSpec | None) -> str | None:
+        """Return why a worker is not fit for the study, as a clause; ``None`` if it is.
+
+        Args:
+            found: result of a probe there.
+            spec: spec of that probe, if it is one of the study's; other workers are compared with it from then on.
+        """
+        probe_spec = self._probe if spec is None else spec
+        assert probe_spec is not None
+        machine = fingerprint(found, worker.facts.host, worker.facts.gpu, probe_spec.data)
+        rows = [] if self.known is None or worker.fit else self.known.differences(machine)
+        rows = [row for row in rows if row[0] not in self._apart]
+        if rows:
+            text = "; ".join(f"{name}: {actual} instead of {expected}" for name, expected, actual in rows)
+            return f"its machine is of another kind ({text})"
+        if spec is not None:
+            self._probe, self.known, self._apart = spec, machine, _DATA
+        return None
 
     def _finish(self, lane: int, task: _Task, result: TrialResult, end: ErrandEnd | None) -> None:
         """Write a launch's files into its folder, as if it had run here, and hand its result to the search."""
@@ -811,6 +775,4 @@ class RemoteLanes(Lanes):
 
 
 def _interrupted(spec: TrialSpec) -> TrialResult:
-    return TrialResult(
-        launch=spec.launch, status=TrialStatus.INTERRUPTED, cause="the search was ended while it waited for a worker"
-    )
+    return stopped_waiting(spec, 0.0, "a worker")

@@ -179,7 +179,7 @@ def unreported(
         cause = f"died by SIGBUS with {free / 2**20:.1f} of {size / 2**20:.0f} MiB free in /dev/shm"
         return TrialStatus.SHM_EXHAUSTED, cause, SHM_FULL
     if exit_code < 0 and unreadable is None:
-        return TrialStatus.CRASHED, f"died by {_signal_name(-exit_code)}", None
+        return TrialStatus.CRASHED, f"died by {signal_name(-exit_code)}", None
     return TrialStatus.CRASHED, unreadable or f"ended with exit code {exit_code} and reported nothing", None
 
 
@@ -232,7 +232,8 @@ def _missing(spec: TrialSpec, result: TrialResult) -> str | None:
     return None if parts.get(spec.kind, result.measurement) else f"a success without what a {spec.kind} launch is for"
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """Return the name of a signal, such as ``SIGBUS``."""
     try:
         return signal.Signals(number).name
     except ValueError:
