@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import contextlib
 import errno
 import os
 import re
@@ -20,11 +19,10 @@ from typing import Any
 import torch
 
 from autotune.base.errors import MORE_PROCESSES, SHM_FULL, AutotuneError, WorkloadError
-from autotune.base.files import read_regular
 from autotune.base.layout import LaunchFiles
 from autotune.base.records import Measurement, TrialSpec, TrialStatus
 from autotune.knobs import refused_knob
-from autotune.launcher.result import signal_name
+from autotune.launcher.result import end_of, signal_name
 from autotune.machine import host, system
 from autotune.machine.host import shared_memory
 from autotune.space.formatting import phrase
@@ -249,8 +247,6 @@ _WORKER_ALONE_TEXTS = ("is killed by signal", "Pin memory thread exited unexpect
 CAUSE_CHARS = 500
 #: Messages of `termios` and `curses`, whose errors have no number.
 _TERMINAL_TEXTS = ("Inappropriate ioctl for device", "could not find terminal")
-#: How much of the end of a script's log is searched for such a message from a program that it has started.
-_LOG_BYTES = 2**14
 _TOO_MANY_FILES = ("Too many open files", "received 0 items of ancdata")
 
 
@@ -405,11 +401,9 @@ def _needs_terminal(link: BaseException) -> bool:
 def _asked_for_terminal(spec: TrialSpec) -> bool:
     """Return whether a program that a script has started, such as ``stty``, has complained that there is no
     terminal."""
-    with contextlib.suppress(OSError):
-        log = read_regular(LaunchFiles(Path(spec.folder)).stderr, _LOG_BYTES, tail=True).decode(errors="replace")
-        # Look before the traceback that ends the log: what the script itself has written since is not the cause.
-        return any(text in log.rpartition(_TRACEBACK)[0] for text in _TERMINAL_TEXTS)
-    return False
+    # Look before the traceback that ends the log: what the script itself has written since is not the cause.
+    before, _, _ = end_of(LaunchFiles(Path(spec.folder)).stderr).rpartition(_TRACEBACK)
+    return any(text in before for text in _TERMINAL_TEXTS)
 
 
 def _is_oom(link: BaseException, text: str, spec: TrialSpec) -> bool:

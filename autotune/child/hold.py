@@ -99,11 +99,7 @@ GRAIN_BYTES = 2**20
 
 
 def hold(spec: TrialSpec, plan: HoldPlan, beats: Beats) -> Hold:
-    """Train under ``spec.config`` according to a plan and return its memory use.
-
-    Raises:
-        Diverged: a loss was not finite.
-    """
+    """Train under ``spec.config`` according to a plan and return its memory use. Raises as `checked` does."""
     clock, launch = beats.clock, Launch(spec, beats)
     workload, ctx = launch.workload, launch.ctx
     dataset, collate = data = data_of(workload, ctx)
@@ -280,11 +276,7 @@ class HoldRun:
 
 
 def _computing(workload: Workload, ctx: Context, how: str) -> Callable[[nn.Module, Any], object]:
-    """Return what an evaluation computes of a model and a batch.
-
-    Args:
-        how: as in `Hold.evaluated`.
-    """
+    """Return what an evaluation, as in `Hold.evaluated`, computes of a model and a batch."""
     evaluation = contract.optional(workload, "evaluate") if how == "evaluate" else None
     return lambda m, batch: workload.loss(ctx, m, batch) if evaluation is None else evaluation(ctx, m, batch)
 

@@ -332,11 +332,7 @@ def empty_queue(source: Source, beats: Beats) -> bool:
 
 
 def checked(loss: torch.Tensor) -> float:
-    """Return the loss as a number, which synchronizes with the device.
-
-    Raises:
-        Diverged: it is not finite.
-    """
+    """Return the loss as a number, which synchronizes with the device. Raises `Diverged` if it is not finite."""
     value = float(loss)
     if not math.isfinite(value):
         raise Diverged(f"the loss became {value}")
@@ -355,38 +351,21 @@ def measure(spec: TrialSpec, beats: Beats) -> Measurement:
     # As in a plain loop, start the workers before initializing the device.
     feed = Feed(launch.loader)
     step = launch.build()
-    started = launch.first_step(feed.next(), step)
+    launch.first_step(feed.next(), step)
     loop = launch.run(feed, step)
     windows = loop.windows
     if windows.slow:
         # A single window gives no estimate of its error.
         turn_s = median(feed.turns_s) if feed.turns_s else None
-        measurement = launch.measurement(loop, started, turn_s) if len(windows.kept) > 1 else None
+        measurement = launch.measurement(loop, turn_s) if len(windows.kept) > 1 else None
         raise Slow(windows.rate.per_s, measurement)
     waits_s = median(step.wait_s for block in windows.kept for step in block.steps)
     batches = feed.epoch_batches
-    epoch_s = None if batches is None else batches * started.samples / windows.rate.per_s
+    epoch_s = None if batches is None else batches * launch.samples / windows.rate.per_s
     if spec.ranks > 1 and not feed.turns_s:
         # If a turn were forced here, the other ranks would wait for it instead of starting workers as well.
-        return launch.measurement(loop, started, None, feed.epoch_batches)
-    return launch.measurement(loop, started, epoch_turn_s(feed, waits_s, epoch_s), feed.epoch_batches)
-
-
-@dataclass(frozen=True)
-class Started:
-    """A launch up to and including its first step.
-
-    Attributes:
-        samples: in the first batch. startup_s, compile_s: see `Measurement`.
-        cache_warm: inductor's cache held every graph; ``None`` if nothing was compiled.
-        losses: of the first step, if there was one.
-    """
-
-    samples: int
-    startup_s: float
-    compile_s: float
-    cache_warm: bool | None
-    losses: tuple[float, ...]
+        return launch.measurement(loop, None, feed.epoch_batches)
+    return launch.measurement(loop, epoch_turn_s(feed, waits_s, epoch_s), feed.epoch_batches)
 
 
 class Measuring(Launch):
@@ -395,9 +374,17 @@ class Measuring(Launch):
     Args:
         cards: whether to watch the cards of all ranks, if there are any.
 
-    Raises:
-        WorkloadError: the data set does not fill one batch.
+    Attributes:
+        samples: in the first batch, of all ranks. startup_s, compile_s: see `Measurement`.
+        cache_warm: inductor's cache held every graph of the first step; ``None`` if nothing was compiled.
+        losses: of the first step, if there was one.
     """
+
+    samples: int
+    startup_s: float
+    compile_s = 0.0
+    cache_warm: bool | None = None
+    losses: tuple[float, ...] = ()
 
     def __init__(self, spec: TrialSpec, beats: Beats, *, cards: bool = True) -> None:
         # Before CUDA is initialized, so that processes already on the card can be distinguished from this one. The
@@ -422,21 +409,21 @@ class Measuring(Launch):
         self.learning_rate = None if rate is None else float(rate)
         return step
 
-    def first_step(self, delivery: Delivery, work: Work | None) -> Started:
+    def first_step(self, delivery: Delivery, work: Work | None) -> None:
         """Run the compile phase: the first step, or only the first batch if `work` is ``None``."""
-        samples, clock = self.count(delivery.batch), self.beats.clock
-        startup_s = clock.now() - self.beats.began
+        self.samples, clock = self.count(delivery.batch), self.beats.clock
+        self.startup_s = clock.now() - self.beats.began
         self.beats.enter(Phase.COMPILE)
         if work is None:
-            return Started(samples, startup_s, 0.0, None, ())
+            return
         began = clock.now()
-        loss = checked(work(delivery.batch))
-        compile_s = clock.now() - began
+        self.losses = (checked(work(delivery.batch)),)
+        self.compile_s = clock.now() - began
         self.memory.first_step_over()
         self.around.settle_in()
-        self.beats.step(1, loss=loss)
+        self.beats.step(1, loss=self.losses[0])
         self.graphs = graphs_compiled(self.spec)
-        return Started(samples, startup_s, compile_s, _cache_was_warm(self.spec), (loss,))
+        self.cache_warm = _cache_was_warm(self.spec)
 
     def run(self, source: Source, work: Work | None) -> Loop:
         """Run the warm-up and measure phases."""
@@ -449,9 +436,7 @@ class Measuring(Launch):
         self.late_graphs = graphs_compiled(self.spec) - before
         return loop
 
-    def measurement(
-        self, loop: Loop, started: Started, turn_s: float | None, epoch_batches: int | None = None
-    ) -> Measurement:
+    def measurement(self, loop: Loop, turn_s: float | None, epoch_batches: int | None = None) -> Measurement:
         """Put the results of the launch together.
 
         Args:
@@ -464,9 +449,9 @@ class Measuring(Launch):
         workers, _ = workers_and_queue(self.loader)
         made_s = fmean(step.made_s for step in steps)
         return windows.measured(
-            samples=started.samples,
+            samples=self.samples,
             # 0 stands for an epoch of unknown length.
-            epoch_samples=(length_of(self.loader) or epoch_batches or 0) * started.samples,
+            epoch_samples=(length_of(self.loader) or epoch_batches or 0) * self.samples,
             turn_s=turn_s,
             has_turns=False,
             warmup_steps=loop.warmup_steps,
@@ -475,17 +460,17 @@ class Measuring(Launch):
             unsettled=_recompiling(self.late_graphs) or _unsettled(loop, len(cut) + len(steps)),
             batch_size=self.ctx.batch_size,
             ranks=self.spec.ranks,
-            loader_capacity_per_s=max(1, workers) * started.samples / made_s if made_s else None,
+            loader_capacity_per_s=max(1, workers) * self.samples / made_s if made_s else None,
             loader_idle_fraction=max(0.0, loop.idle_s / loop.made_s) if loop.made_s else None,
             learning_rate=self.learning_rate,
             losses=_losses(steps),
-            first_losses=(*started.losses, *loop.warmup_losses, *_losses(cut)),
+            first_losses=(*self.losses, *loop.warmup_losses, *_losses(cut)),
             page_cache=self.spec.data.page_cache,
             alloc_retries=self.memory.alloc_retries,
             enqueue_s=loop.enqueue_s,
-            startup_s=started.startup_s,
-            compile_s=started.compile_s,
-            compile_cache_warm=started.cache_warm,
+            startup_s=self.startup_s,
+            compile_s=self.compile_s,
+            compile_cache_warm=self.cache_warm,
             recompiles=graphs_compiled(self.spec) - self.graphs if compiles(self.spec.config) else None,
             peak_allocated_bytes=self.memory.peak_bytes,
             peak_reserved_bytes=self.memory.peak_reserved_bytes,
@@ -559,24 +544,23 @@ def device_only(spec: TrialSpec, beats: Beats) -> Measurement:
     step = launch.build()
     step.exchanges = spec.exchanges
     resident = resident_of(launch, feed)
-    started = launch.first_step(resident.next(), step)
-    return launch.measurement(launch.run(resident, step), started, turn_s=None)
+    launch.first_step(resident.next(), step)
+    return launch.measurement(launch.run(resident, step), turn_s=None)
 
 
 def loader_only(spec: TrialSpec, beats: Beats) -> Measurement:
     """Run the loader under ``spec.config`` as fast as it goes and discard its batches. No model is built.
 
-    Raises:
-        Disturbed: other processes kept the machine too busy to measure.
+    Raises: `Disturbed`, as `measure`.
     """
     # Other processes on the card and its temperature do not affect a loader.
     launch = Measuring(spec, beats, cards=False)
     feed = Feed(launch.loader)
     launch.wake()
-    started = launch.first_step(feed.next(), None)
+    launch.first_step(feed.next(), None)
     loop = launch.run(feed, None)
     turn_s = median(feed.turns_s) if feed.turns_s else None
-    return launch.measurement(loop, started, turn_s, feed.epoch_batches)
+    return launch.measurement(loop, turn_s, feed.epoch_batches)
 
 
 def resident_of(launch: Measuring, feed: Feed) -> Resident:

@@ -6,19 +6,17 @@ import contextlib
 import dataclasses
 import inspect
 import itertools
-import multiprocessing
 import os
-import platform
 import random
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import torch
-import torchvision
 from torch.utils.data import Dataset, IterableDataset
 
+from autotune.agent.site.autotune_agent.facts import machine
 from autotune.agent.site.autotune_agent.in_place import own_malloc
 from autotune.base.clock import Clock
 from autotune.base.errors import UsageError
@@ -140,30 +138,13 @@ def probe(spec: TrialSpec, beats: Beats) -> Probe:
     if not spec.workload.sha256:
         place = inspect.getsourcefile(workload if inspect.ismodule(workload) else type(workload))
     source = None if place is None else Path(place).absolute()
-    cuda = device.type == "cuda"
-    properties = torch.cuda.get_device_properties(device) if cuda else None
-    compiler, compiler_lack = compiler_here(properties.major if properties else None)
     return Probe(
         torch_version=str(torch.__version__),
-        torchvision_version=str(torchvision.__version__),
-        python_version=platform.python_version(),
         cuda_version=torch.version.cuda,
-        cudnn_version=str(torch.backends.cudnn.version()) if cuda else None,
         device=str(device),
-        device_name=properties.name if properties else "cpu",
-        device_memory_bytes=properties.total_memory if properties else None,
-        # torch does not distinguish the UUID of a MIG instance from that of a card.
-        device_uuid=card_of(spec) or (f"GPU-{properties.uuid}" if properties and hasattr(properties, "uuid") else None),
         # Read after the model was built, when the context and most libraries are loaded.
-        device_free_bytes=available_on(device) if cuda else None,
-        native_bf16=native_bf16(torch.cuda.is_bf16_supported(including_emulation=False) if cuda else None),
-        tf32=bool(properties and properties.major >= 8),
-        cudagraphs=cuda,
-        compiler=compiler,
-        compiler_lack=compiler_lack,
-        worker_start_method=multiprocessing.get_start_method(),
+        device_free_bytes=available_on(device) if device.type == "cuda" else None,
         cores=torch.get_num_threads(),
-        multiprocessors=properties.multi_processor_count if properties else None,
         workload_sha256=spec.workload.sha256 or (source_hash(source) if source else ""),
         workload_file=str(source) if source else None,
         workload_name=spec.workload.name,
@@ -178,16 +159,42 @@ def probe(spec: TrialSpec, beats: Beats) -> Probe:
         shared_memory=shares_memory(step.model),
         optimizer_impls=impls_offered(step.optimizer, device),
         own_optimizer_impl=own_impl(step.optimizer, device),
-        expandable_segments=expands(os.environ),
-        limits_splitting=limits_splitting(os.environ),
         malloc=own_malloc(),
         parameters=sum(p.numel() for p in step.model.parameters()),
         workload_knobs={str(name): tuple(values) for name, values in knobs.items()},
         workload_unasked=tuple(str(name) for name, values in knobs.items() if not getattr(values, "searched", True)),
         own_exchange=contract.optional(workload, "parallel") is not None,
         workload_maths={name: changes for name, changes in declared.items() if changes is not None},
-        **looked,
+        **{**machine_fields(machine(device.type, device.index), card_of(spec)), **looked},
     )
+
+
+def machine_fields(facts: Mapping[str, Any], uuid: str | None = None) -> dict[str, Any]:
+    """Return the fields of `Probe` that say what PyTorch and the device can do.
+
+    Args:
+        facts: those of `autotune_agent.facts.machine`.
+        uuid: of the card, if it is known: torch does not distinguish the UUID of a MIG instance from that of a card.
+    """
+    major = facts["capability"][0] if "capability" in facts else None
+    compiler, compiler_lack = compiler_here(major)
+    return {
+        "torchvision_version": facts["vision"] or "",
+        "python_version": facts["python"],
+        "cudnn_version": facts.get("cudnn"),
+        "device_name": facts.get("name", "cpu"),
+        "device_memory_bytes": facts.get("memory"),
+        "device_uuid": uuid or (f"GPU-{facts['uuid']}" if facts.get("uuid") else None),
+        "native_bf16": native_bf16(facts.get("bf16")),
+        "tf32": major is not None and major >= 8,
+        "cudagraphs": major is not None,
+        "compiler": compiler,
+        "compiler_lack": compiler_lack,
+        "worker_start_method": facts["start_method"],
+        "multiprocessors": facts.get("multiprocessors"),
+        "expandable_segments": expands(os.environ),
+        "limits_splitting": limits_splitting(os.environ),
+    }
 
 
 class _NotedData(DataRef):

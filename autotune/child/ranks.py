@@ -50,11 +50,7 @@ _WELL = (TrialStatus.COMPLETE, TrialStatus.PRUNED)
 
 
 class RankBoard:
-    """Figures that each rank reports to the leader, in shared memory.
-
-    Args:
-        ranks: how many there are. Create the board before they are forked.
-    """
+    """Figures that each rank reports to the leader, in shared memory. Create it before they are forked."""
 
     _FIELDS = 4
 

@@ -53,11 +53,7 @@ class Readings(Trail):
             tail.close()
 
     def read(self, *, decide: bool = False) -> list[SeenStep]:
-        """Return the steps that have ended since the last call, in order, except the very first.
-
-        Raises:
-            WorkloadError: what the expression matched is not a number.
-        """
+        # Raises `WorkloadError` if what the expression matched is not a number.
         steps = []
         for tail in self._tails:
             for line in tail.lines():

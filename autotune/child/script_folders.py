@@ -158,14 +158,7 @@ class View:
         )
 
     def check_size(self, pid: int) -> None:
-        """Check that not too much has been written for a first look.
-
-        Args:
-            pid: of the command.
-
-        Raises:
-            Outgrown: it has.
-        """
+        """Raise `Outgrown` if a command has written too much for a first look."""
         # Other processes may write there, too.
         if self._free_bytes - self._left_bytes() <= MOST_BYTES:
             return
@@ -317,11 +310,8 @@ _LEFT_OUT = (
 
 
 def prepare(command: CommandRef, files: LaunchFiles) -> tuple[Path, Path | None]:
-    """Create the folders that a launch has for itself.
-
-    Returns:
-        where the launch runs, and the folder that it is told to write to, if any.
-    """
+    """Create the folders that a launch has for itself; return where it runs, and the folder that it is told to write
+    to, if any."""
     for folder, wanted in ((files.scratch, command.scratch), (files.output, command.output_flag is not None)):
         # An earlier attempt may have been killed.
         shutil.rmtree(folder, ignore_errors=True)
@@ -353,11 +343,8 @@ def importing(env: Mapping[str, str], words: Sequence[str], folder: str) -> dict
 
 
 def silent(env: Mapping[str, str], place: Path) -> dict[str, str]:
-    """Return an environment in which experiment trackers send nothing.
-
-    Args:
-        place: a folder that is removed with the launch. What the trackers write goes there.
-    """
+    """Return an environment in which experiment trackers send nothing, and write to a place that is removed with the
+    launch."""
     silenced = {name: value for name, value in env.items() if name not in _LEFT_OUT}
     for name, values in _SILENT.items():
         if env.get(name, "").lower() not in map(str.lower, values):

@@ -32,12 +32,11 @@ from autotune.base.records import (
 )
 from autotune.child.failure import LEAVES, SKIPS, Slow, Unlike
 from autotune.child.launch import Beats
-from autotune.child.probe import compiler_here, native_bf16
+from autotune.child.probe import machine_fields
 from autotune.child.script_process import KeptScript, ScriptProcess, commands_pipe, never_inside, too_short, training
 from autotune.child.trail import NONE_INSIDE, DeliveryLog, Pauses, SeenLoader, SeenStep, Trail, Trained, refused_by
 from autotune.child.windows import Block, SurroundingsReader, Timed, Windows, reason_to_discard
 from autotune.knobs import KNOBS, answer_to
-from autotune.knobs.alloc_conf import expands, limits_splitting
 from autotune.knobs.batch_size import KNOB as BATCH_SIZE
 from autotune.knobs.num_workers import WORKERS
 from autotune.knobs.optimizer_impl import KNOB as OPTIMIZER_IMPL
@@ -530,7 +529,6 @@ def probe_of(
     device = model.get("device") or optimizer["device"]
     if device not in ("cpu", "cuda"):
         raise WorkloadError(f"the script trains on {device!r}", advice="autotune knows CPUs and CUDA.")
-    cuda = device == "cuda"
     loader = trail.loader
     facts = {
         **{door: told[door] for door in ("process", "model", "optimizer")},
@@ -542,7 +540,6 @@ def probe_of(
     # Without a loader the samples are unknown, and rates are in steps.
     own.setdefault(BATCH_SIZE.name, command.samples_per_step or 1)
     offers = {"for-loop": True, "foreach": "foreach" in optimizer, "fused": "fused" in optimizer}
-    compiler, compiler_lack = compiler_here(machine["capability"][0] if cuda else None)
     samples = loader.batch_size * loader.batches if loader and loader.batch_size and loader.batches else None
     outside: dict[str, dict[str, str]] = {}
     for name, value, why_not in told["answers"]:
@@ -552,23 +549,10 @@ def probe_of(
         PRECISION.not_beside(own, outside)
     return Probe(
         torch_version=trail.torch_version or "",
-        torchvision_version=machine["vision"] or "",
-        python_version=machine["python"],
         cuda_version=trail.cuda,
-        cudnn_version=machine.get("cudnn"),
-        device=card if cuda else "cpu",
-        device_name=machine.get("name", "cpu"),
-        device_memory_bytes=machine.get("memory"),
-        device_uuid=f"GPU-{machine['uuid']}" if machine.get("uuid") else None,
-        native_bf16=native_bf16(machine.get("bf16")),
-        tf32=cuda and machine["capability"][0] >= 8,
-        cudagraphs=cuda,
-        compiler=compiler,
-        compiler_lack=compiler_lack,
-        worker_start_method=machine["start_method"],
+        device="cpu" if device == "cpu" else card,
         # Launchers of scripts set one thread, and there may be more cores than that.
         cores=max(told["process"]["threads"], torch.get_num_threads()),
-        multiprocessors=machine.get("multiprocessors"),
         workload_sha256=workload.sha256,
         workload_name=workload.name,
         default_batch_size=int(own["batch_size"]),
@@ -583,6 +567,5 @@ def probe_of(
         outside=outside,
         in_command=tuple(sorted(in_command)),
         ranks=machine["ranks"],
-        expandable_segments=expands(os.environ),
-        limits_splitting=limits_splitting(os.environ),
+        **machine_fields(machine),
     )

@@ -20,7 +20,6 @@ from typing import Any
 import psutil
 
 from autotune.base.errors import MachineError, WorkloadError
-from autotune.base.files import read_regular
 from autotune.base.layout import LaunchFiles
 from autotune.base.records import CommandRef, DeliveryPlan, LaunchKind, Phase, TrialSpec
 from autotune.child.failure import Disturbed, ScriptKilled, Slow, last_line, last_words, rebuilt
@@ -29,6 +28,7 @@ from autotune.child.readings import Readings
 from autotune.child.script_folders import Refused, View, elsewhere, importing, prepare, silent, temporary_folder
 from autotune.child.trail import SeenStep, Trail, told_deliveries
 from autotune.launcher import script_entry
+from autotune.launcher.result import end_of
 from autotune.launcher.watch import KEPT
 from autotune.machine import system
 from autotune.machine.host import oom_kill_count
@@ -133,8 +133,6 @@ _TORCHS = b"libtorch_python"
 _SHELLS = 128
 #: Python's exit code after an uncaught exception.
 _PYTHONS = 1
-#: How much of the end of the log is searched for its traceback.
-_LOG_BYTES = 2**14
 
 
 class Terminal:
@@ -204,19 +202,14 @@ class Watched(ABC):
         return
 
     def tell(self, **told: Any) -> None:
-        """Tell the agent what comes next.
-
-        The pipe takes this much at once: nothing is written before the last turn has ended.
-        """
+        """Tell the agent what comes next. The pipe takes this much at once: nothing is written before the last turn has
+        ended."""
         assert self.commands is not None
         os.write(self.commands, json.dumps(told).encode() + b"\n")
 
     def wait_for_all(self) -> None:
-        """Wait until everything that the script trains with has been observed.
-
-        Raises:
-            WorkloadError: it ended before.
-        """
+        """Wait until everything that the script trains with has been observed. Raises `WorkloadError` if it ends
+        before."""
         for _ in self.looks():
             if self.trail.own is not None:
                 return
@@ -270,7 +263,13 @@ class ScriptProcess(Watched):
         # A trial is not one of the trainings that its user tracks.
         env: Mapping[str, str] = silent(os.environ, temporary or files.folder)
         tells_in = None if command.rate_file is None else (output or folder) / command.rate_file
-        self._view = _view(spec, command, folder, temporary, tells_in)
+        self._view: View | None = None
+        if command.view is not False:
+            try:
+                self._view = View(spec, command, folder, temporary, hidden=tells_in)
+            except Refused as refused:
+                if command.view:
+                    raise _no_view(command.folder, refused) from refused
         self._looks = spec.kind is LaunchKind.PROBE
         if command.scratch:
             words = elsewhere(words, command.folder)
@@ -284,9 +283,8 @@ class ScriptProcess(Watched):
         else:
             super().__init__(Trail(files.trail), commands)
             in_command = script_entry.set_by(command)
-            plan = asked or script_entry.agent_plan(spec.config, spec.launch, in_command=in_command)
             plan = {
-                **plan,
+                **(asked or script_entry.agent_plan(spec.config, spec.launch, in_command=in_command)),
                 "watch": str(files.trail),
                 "losses": losses,
                 "sockets": None if temporary is None else str(temporary),
@@ -313,11 +311,7 @@ class ScriptProcess(Watched):
     def _started(
         self, words: Sequence[str], env: Mapping[str, str], folder: Path, *, must: bool
     ) -> subprocess.Popen[bytes]:
-        """Start the command, in a view if there is one.
-
-        Args:
-            must: a view is required, because the other launches have one.
-        """
+        """Start the command, in a view if there is one, or must be one, because the other launches have one."""
         # A process group of its own, so that it can be ended without this process.
         how: dict[str, Any] = {"env": env, "cwd": folder, "process_group": 0}
         with self._terminal as stdin:
@@ -467,11 +461,11 @@ class ScriptProcess(Watched):
         if code == _PYTHONS:
             # A framework may have caught what ended the script, or it was raised before torch was imported, out of the
             # agent's sight.
-            chain = last_words(self._tail_of_log())
+            chain = last_words(end_of(self.files.stderr))
             if chain is not None:
                 raise self._told(chain)
         if code:
-            line = last_line(self._tail_of_log())
+            line = last_line(end_of(self.files.stderr))
             raise WorkloadError(
                 f"the script ended with exit code {code}" + (f" (its last line: {line})" if line else "")
             )
@@ -484,12 +478,6 @@ class ScriptProcess(Watched):
             full.__cause__ = error
             return full
         return error
-
-    def _tail_of_log(self) -> str:
-        try:
-            return read_regular(self.files.stderr, _LOG_BYTES, tail=True).decode(errors="replace")
-        except OSError:
-            return ""
 
     def end(self) -> None:
         """End the script and everything it has started.
@@ -522,19 +510,6 @@ class ScriptProcess(Watched):
         if self.commands is not None:
             os.close(self.commands)
             self.commands = None
-
-
-def _view(spec: TrialSpec, command: CommandRef, folder: Path, own: Path | None, tells_in: Path | None) -> View | None:
-    """Return the view that a launch is to run in, without the file in which it reports its rate; ``None`` for no
-    view."""
-    if command.view is False:
-        return None
-    try:
-        return View(spec, command, folder, own, hidden=tells_in)
-    except Refused as refused:
-        if command.view:
-            raise _no_view(command.folder, refused) from refused
-        return None
 
 
 def _no_view(folder: str | Path, refused: Refused) -> MachineError:
@@ -606,11 +581,7 @@ class KeptScript:
         self.startup_s = 0.0
 
     def hold(self, script: ScriptProcess, spec: TrialSpec, startup_s: float, *, cut: bool) -> None:
-        """Keep a script, if it starts to wait for commands soon.
-
-        Args:
-            cut: its epochs so far were ended early.
-        """
+        """Keep a script, whose epochs so far may have been cut short, if it starts to wait for commands soon."""
         self.script, self.startup_s = script, startup_s
         # A resumed study has another launch of the same name.
         self.launch = f"{spec.launch}:{uuid.uuid4().hex[:8]}"
@@ -636,14 +607,8 @@ class KeptScript:
         self.end()
 
     def go_on(self, beats: Beats, doors: Mapping[str, Any]) -> ScriptProcess:
-        """Let the script train under other settings until it is paused; return it.
-
-        Args:
-            doors: the settings for each of its doors.
-
-        Raises:
-            WorkloadError: it cannot be switched to them, or has ended.
-        """
+        """Let the script train under other settings, given for each of its doors, until it is paused; return it. Raises
+        `WorkloadError` if it cannot be switched to them, or has ended."""
         script = self.script
         assert script is not None
         script.go_on(beats)
@@ -659,11 +624,8 @@ class KeptScript:
         return script
 
     def next_spec(self, beats: int) -> Path | None:
-        """Wait for another launch; return the path of its spec, or ``None`` if no script is kept.
-
-        Args:
-            beats: descriptor of the launcher's pipe, over which it learns that there may be another launch.
-        """
+        """Wait for another launch; return the path of its spec, or ``None`` if no script is kept. That there may be
+        another one is told over the pipe of the beats."""
         if self.script is None:
             return None
         path = self.script.files.further

@@ -328,11 +328,7 @@ class ScriptTurns:
         return steps
 
     def epoch_steps(self, samples: float) -> float | None:
-        """Return the steps of an epoch; ``None`` if that is not known.
-
-        Args:
-            samples: of a step.
-        """
+        """Return the steps of an epoch, given the samples of one; ``None`` if that is not known."""
         loader = self._script.trail.loader
         batches = None if loader is None else loader.epoch_batches
         return None if loader is None or batches is None else batches * (loader.batch_size or samples) / samples
@@ -359,11 +355,8 @@ class ScriptTurns:
         return None
 
     def settle(self, number: int, sentence: str) -> None:
-        """Let an entrant train from now on, with no more turns.
-
-        Args:
-            sentence: printed for the user on the script's stderr.
-        """
+        """Let an entrant train from now on, with no more turns, and print a sentence for the user on the script's
+        stderr."""
         self._script.tell(steps=0, doors=self._doors[number], settle=sentence)
 
     def leave(self, entrant: Contender) -> None:

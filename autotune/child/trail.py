@@ -109,11 +109,8 @@ class Trained:
         return (self.backwards / self.batches, self.updates / self.batches) if self.batches else None
 
     def unlike(self, usual: tuple[float, float] | None) -> str | None:
-        """Return how training per batch differs from usual, as a clause; ``None`` if it does not, or that is unknown.
-
-        Args:
-            usual: `per_batch` of a training that is known to be correct.
-        """
+        """Return how training per batch differs from `per_batch` of a training that is known to be correct, as a
+        clause; ``None`` if it does not, or that is unknown."""
         if usual is None or self.per_batch is None:
             return None
         # Of a small number of batches, one or two may belong to another step.
@@ -513,12 +510,8 @@ _IDLE = 2.0
 
 
 def told_deliveries(plan: DeliveryPlan, files: LaunchFiles, *, goes_on: bool = False) -> dict[str, Any]:
-    """Return the part of the agent's plan that says what deliveries to note. What an earlier attempt has noted is
-    removed.
-
-    Args:
-        goes_on: the training is to go on and be measured later.
-    """
+    """Return the part of the agent's plan that says what deliveries to note, and whether the training is to go on and
+    be measured later. What an earlier attempt has noted is removed."""
     files.deliveries.unlink(missing_ok=True)
     return {
         "goes_on": goes_on,
@@ -533,11 +526,7 @@ def told_deliveries(plan: DeliveryPlan, files: LaunchFiles, *, goes_on: bool = F
 
 
 class DeliveryLog:
-    """Reads what the agent notes, while it is being written.
-
-    Args:
-        plan: ``None`` if nothing is noted.
-    """
+    """Reads what the agent notes, while it is being written. Without a plan, nothing is noted."""
 
     def __init__(self, plan: DeliveryPlan | None, files: LaunchFiles) -> None:
         self._plan = plan
@@ -606,12 +595,8 @@ class DeliveryLog:
 
 
 def refused_by(deliveries: Deliveries, own: Config) -> Iterator[tuple[str, str, str]]:
-    """Yield what the deliveries of a training's own data set rule out: a knob, the answer it is for (see
-    `autotune.knobs.answer_to`), and the reason, as a clause.
-
-    Args:
-        own: the script's own configuration, as far as it is known.
-    """
+    """Yield what the deliveries of a training's own data set rule out, given its own configuration as far as it is
+    known: a knob, the answer it is for (see `autotune.knobs.answer_to`), and the reason, as a clause."""
     has_second = any(len(data_set.epochs) > 1 and data_set.epochs[1].batches for data_set in deliveries.sets)
     for data_set in deliveries.sets:
         yield from ((WORKERS, OTHERS, why) for why in stats.why_not_copied(data_set))

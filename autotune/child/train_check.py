@@ -86,11 +86,8 @@ def train_check(spec: TrialSpec, plan: CheckPlan, beats: Beats) -> TrainCheck:
 
 
 def _metric(workload: Workload, ctx: Context, step: Step, spec: TrialSpec, plan: CheckPlan) -> float | None:
-    """Return the value of the workload's own metric for the model as it is now; ``None`` if it has none.
-
-    Raises:
-        WorkloadError: it is not a finite number.
-    """
+    """Return the value of the workload's own metric for the model as it is now; ``None`` if it has none. Raises
+    `WorkloadError` if it is not a finite number."""
     metric = contract.optional(workload, "metric")
     if metric is None:
         return None
@@ -138,11 +135,8 @@ def take_steps(step: Step, batches: list[Any], steps: int, beats: Beats) -> tupl
 
 @dataclass(frozen=True)
 class _Start:
-    """The common starting point of all launches of a check.
-
-    Attributes:
-        weights: a ``state_dict``, on the CPU. batches: as the loader returned them.
-    """
+    """The common starting point of all launches of a check: a ``state_dict`` on the CPU, and batches as the loader
+    returned them."""
 
     weights: dict[str, Any]
     batches: list[Any]

@@ -139,11 +139,8 @@ def is_slowed(around: Surroundings | None) -> bool | None:
 
 
 def what_went_on(discarded: Sequence[Window], cores: int) -> str:
-    """Return what disturbed most of these windows, as a clause.
-
-    Args:
-        discarded: at least one window, each with the reason from `reason_to_discard`.
-    """
+    """Return what disturbed most of these windows, as a clause. There is at least one, and each has a reason from
+    `reason_to_discard`."""
     loaded = [w for w in discarded if (w.discarded or "").startswith(_LOADED)]
     if 2 * len(loaded) >= len(discarded):
         foreign = mean(w.around.foreign_cores or 0.0 for w in loaded if w.around)
@@ -445,11 +442,8 @@ class Windows:
                 self.discarded.append(block.window)
 
     def over(self, elapsed_s: float) -> bool:
-        """Return whether to stop measuring, ``elapsed_s`` after the start.
-
-        Raises:
-            Disturbed: too many windows were disturbed for the rest to make a measurement.
-        """
+        """Return whether to stop measuring, ``elapsed_s`` after the start. Raises `Disturbed` if too many windows were
+        disturbed for the rest to make a measurement."""
         self._find_steady_state()
         kept = self.kept
         if kept:

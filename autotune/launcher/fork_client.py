@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from autotune.base.clock import SystemClock
 from autotune.base.errors import MORE_PROCESSES, MachineError
@@ -236,11 +235,8 @@ class Template:
         watch.was_stopped = watch.was_stopped or self._clock.stops != self._stops
 
     def _attend(self, running: _Open, files: LaunchFiles, watch: Watch, leave_s: float | None) -> Exit | None:
-        """Monitor a launch until it ends, and return its exit; ``None`` if it is kept.
-
-        Args:
-            leave_s: the launch has been asked to end, and is killed after this many seconds.
-        """
+        """Monitor a launch until it ends, and return its exit; ``None`` if it is kept. One that has been asked to leave
+        is killed after ``leave_s`` seconds."""
         selector, beats = running.selector, running.beats
         kill_at = None if leave_s is None else self._clock.now() + leave_s
         lost_at: float | None = None
@@ -260,7 +256,12 @@ class Template:
                     else:
                         selector.unregister(beats)
                     continue
-                message = self._receive()
+                try:
+                    message = json.loads(self._socket.recv(65536) or b"{}")
+                except OSError as error:
+                    raise TemplateLost from error
+                if not message:
+                    raise TemplateLost
                 if "refused" in message:
                     sentence = f"no process can be started: {message['refused']}"
                     raise MachineError(sentence, advice=MORE_PROCESSES)
@@ -298,16 +299,6 @@ class Template:
             self._signal(signal.SIGUSR1)
             return DUMP_S
         return 0.0
-
-    def _receive(self) -> dict[str, Any]:
-        try:
-            data = self._socket.recv(65536)
-        except OSError as error:
-            raise TemplateLost from error
-        if not data:
-            raise TemplateLost
-        message: dict[str, Any] = json.loads(data)
-        return message
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(OSError):

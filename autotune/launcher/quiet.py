@@ -38,11 +38,7 @@ _MIB = 2**20
 
 
 class Stopped(Exception):
-    """The search was stopped while it waited.
-
-    Attributes:
-        waited_s: how long it had waited.
-    """
+    """The search was stopped while it waited, after ``waited_s`` seconds."""
 
     def __init__(self, waited_s: float) -> None:
         super().__init__()

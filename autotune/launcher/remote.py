@@ -23,7 +23,7 @@ from pydantic import ConfigDict, Field
 import autotune
 from autotune.base.clock import Clock, SystemClock, VirtualClock
 from autotune.base.errors import AutotuneError, MachineError, WorkloadError
-from autotune.base.files import exclusive_lock, read_regular, write_atomic
+from autotune.base.files import exclusive_lock, write_atomic
 from autotune.base.layout import LaunchFiles, StudyFiles
 from autotune.base.records import (
     ATTEMPTS,
@@ -43,6 +43,7 @@ from autotune.launcher import Launcher
 from autotune.launcher.fork_client import LOOK_S
 from autotune.launcher.lanes import Lanes, OnBeat, Stop
 from autotune.launcher.quiet import stopped_waiting
+from autotune.launcher.result import end_of
 from autotune.launcher.watch import make_way, open_folder
 from autotune.machine import page_cache
 from autotune.machine.gpu import Gpu
@@ -148,8 +149,8 @@ class Workplace:
         self._folder = folder
         self._launcher = launcher
         self._clock = clock
-        #: The data here, by what was requested.
-        self._data: dict[str, DataRef] = {}
+        #: The path of the data here, by what was requested.
+        self._data: dict[str, str | None] = {}
         #: Launches already run here because others start from their output.
         self._made: set[str] = set()
 
@@ -167,7 +168,7 @@ class Workplace:
         except OSError as error:
             return ErrandEnd(errand=errand.name, error=f"{self._folder} cannot be written: {error.strerror}")
         files = LaunchFiles(Path(spec.folder))
-        stdout, stderr = _end_of(files.stdout), _end_of(files.stderr)
+        stdout, stderr = end_of(files.stdout, LOG_BYTES), end_of(files.stderr, LOG_BYTES)
         shutil.rmtree(files.folder, ignore_errors=True)
         return ErrandEnd(errand=errand.name, result=result, stdout=stdout, stderr=stderr)
 
@@ -247,12 +248,8 @@ class Workplace:
         if asked.path is None:
             return asked
         key = asked.model_dump_json(include={"kind", "path", "identity"})
-        if key not in self._data:
-            self._data[key] = self._found(asked)
-        return asked.model_copy(update={"path": self._data[key].path})
-
-    def _found(self, asked: DataRef) -> DataRef:
-        assert asked.path is not None
+        if key in self._data:
+            return asked.model_copy(update={"path": self._data[key]})
         path = Path(asked.path)
         if asked.kind == "generated":
             data = sets.ensure_generated(
@@ -267,7 +264,8 @@ class Workplace:
             raise WorkloadError(f"{path} has other data", advice="all workers are to read the same data.")
         # So that the first launch does not read more slowly than the last.
         page_cache.warm(Path(data.path or path), clock=self._clock)
-        return data
+        self._data[key] = data.path
+        return asked.model_copy(update={"path": data.path})
 
 
 @contextlib.contextmanager
@@ -342,13 +340,6 @@ def _is_here(path: Path, code: Mapping[str, bytes]) -> bool:
         return path.is_file() and source_files(path) == code
     except AutotuneError:
         return False
-
-
-def _end_of(path: Path) -> str:
-    try:
-        return read_regular(path, LOG_BYTES, tail=True).decode(errors="replace")
-    except (OSError, AutotuneError):
-        return ""
 
 
 # What workers on other machines report to a search, and the requests that it makes of them.
@@ -430,11 +421,8 @@ class Workers(ABC):
 
     @abstractmethod
     def dismiss(self, worker: str, *, keep_away: bool) -> None:
-        """Stop using a worker, and end what it runs. It sends no more news.
-
-        Args:
-            keep_away: its machine is not fit for this search, so no other worker should be started there.
-        """
+        """Stop using a worker, and end what it runs. It sends no more news. If its machine is not fit for this search,
+        no other worker is to be started there: keep away."""
 
     @abstractmethod
     def close(self) -> None:

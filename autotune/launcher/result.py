@@ -19,7 +19,7 @@ from autotune.launcher.watch import Watch
 #: A result takes some kilobytes per second measured. A larger file is not ours.
 MAX_RESULT_BYTES = 64 * 2**20
 EVIDENCE_LINES = 15
-#: Bytes at the end of a log that are searched for these lines.
+#: Bytes at the end of a log that are searched for these lines, or for messages.
 TAIL_BYTES = 2**14
 #: A report may exceed the launcher's own clock by these seconds or this fraction.
 CLOCK_S = 0.1
@@ -240,15 +240,20 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def end_of(path: Path, limit_bytes: int = TAIL_BYTES) -> str:
+    """Return the end of a log, whatever its encoding; empty if it cannot be read."""
+    try:
+        return read_regular(path, limit_bytes, tail=True).decode(errors="replace")
+    except OSError:
+        return ""
+
+
 def tail(path: Path, lines: int = EVIDENCE_LINES) -> str | None:
-    """Return the last lines of a log, whatever its encoding; ``None`` if it is empty or missing.
+    """Return the last lines of a log; ``None`` if it is empty or missing.
 
     If they contain the stack dump of a fatal signal, return the lines from there on: the innermost call comes first.
     """
-    try:
-        text = read_regular(path, TAIL_BYTES, tail=True).decode(errors="replace")
-    except OSError:
-        return None
+    text = end_of(path)
     _, fatal, stack = text.rpartition(_FATAL)
     if fatal:
         return "\n".join((fatal + stack).strip().splitlines()[:lines])

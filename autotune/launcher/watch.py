@@ -71,8 +71,6 @@ class Watch:
         self.turn: int | None = None
         #: It has reported, and waits for another launch.
         self.kept = False
-        #: It was killed because it did not exit after its report.
-        self.lingered = False
         #: This process was stopped while the launch ran, and the clock does not count that time.
         self.was_stopped = False
         self._imports = self._imported = False
@@ -176,7 +174,8 @@ class Watch:
             self._interrupted()
 
     def overdue(self) -> bool:
-        """Return whether the launch must end now; set `ended` and `cause`, or `lingered`, if so."""
+        """Return whether the launch must end now: because it has not exited after its report, or else with `ended` and
+        `cause` set."""
         now = self.clock.now()
         limits, phase = self.spec.limits, self.phase or Phase.LOAD
         phase_name = phase_clause(phase, self.spec.config)
@@ -187,7 +186,7 @@ class Watch:
                 self.ended = TrialStatus.TIMEOUT
                 self.cause = f"the import of torch took longer than {IMPORT_S:.4g} s"
         elif self._reported_at is not None:
-            self.lingered = now - self._reported_at > EXIT_S
+            return now - self._reported_at > EXIT_S
         elif phase in _STEPPING and now - self._last_beat > limits.silence_s:
             self.ended = TrialStatus.HANG
             self.cause = f"no step was finished for {limits.silence_s:.4g} s in {phase_name}"
@@ -197,7 +196,7 @@ class Watch:
         elif now - self._phase_began > limits.of(phase):
             self.ended = TrialStatus.TIMEOUT
             self.cause, self.advice = self._late(phase)
-        return self.ended is not None or self.lingered
+        return self.ended is not None
 
     def _interrupted(self) -> None:
         meanwhile = "" if self.disturbed is None else f", and {self.disturbed}"
