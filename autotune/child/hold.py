@@ -3,12 +3,12 @@ eventually: an evaluation pass and the largest sample. Running out of memory at 
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -22,6 +22,7 @@ from autotune.base.records import Hold, HoldPlan, Phase, TrialSpec, TrialStatus
 from autotune.child.failure import classify
 from autotune.child.launch import Beats, Launch
 from autotune.child.loop import checked, mark
+from autotune.child.probe import leaves
 from autotune.child.windows import card_of
 from autotune.knobs.compile_mode import compiles
 from autotune.machine.gpu import CardWatch
@@ -67,20 +68,18 @@ def _spread(dataset: Dataset[Any]) -> Iterator[Any]:
         yield dataset[index]
 
 
-def _size_bytes(part: Any) -> int:
+def _size_bytes(sample: Any) -> int:
     """Return the size of a sample in bytes: tensors, arrays, and numbers and strings not yet converted to tensors."""
-    size = getattr(part, "nbytes", None)
-    if isinstance(size, int):
-        return size
-    if isinstance(part, dict):
-        return sum(map(_size_bytes, part.values()))
-    if isinstance(part, tuple | list):
-        return sum(map(_size_bytes, part))
-    if dataclasses.is_dataclass(part) and not isinstance(part, type):
-        return sum(_size_bytes(getattr(part, f.name)) for f in dataclasses.fields(part))
-    if isinstance(part, str | bytes):
-        return len(part)
-    return 8 if isinstance(part, int | float) else 0
+    size = 0
+    for _, part in leaves(sample):
+        own = getattr(part, "nbytes", None)
+        if isinstance(own, int):
+            size += own
+        elif isinstance(part, str | bytes):
+            size += len(part)
+        elif isinstance(part, int | float):
+            size += 8
+    return size
 
 
 #: Number of batches in the evaluation pass.
@@ -154,7 +153,7 @@ def hold(spec: TrialSpec, plan: HoldPlan, beats: Beats) -> Hold:
     )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Sustained:
     """The rate of a training that had gone on for some time, and the card's clock then; ``None`` if unknown."""
 
@@ -186,11 +185,7 @@ class HoldRun:
     def step(self, batch: Any, *, first: bool = False) -> None:
         """Run one training step. The first step of a kind may compile, so it gets the compile phase's time limit."""
         self._enter(first)
-        self._finish(self.training_step(batch))
-
-    def _finish(self, loss: torch.Tensor) -> None:
-        """Wait for the end of a step, by its loss."""
-        value = checked(loss)
+        value = checked(self.training_step(batch))
         self.steps += 1
         self.beats.step(self.steps, loss=value)
 

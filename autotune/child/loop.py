@@ -8,9 +8,9 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean, median
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -41,14 +41,6 @@ from autotune.training.step import Step, build, move, samples_in, step_plan
 # The times of a window's steps: by the device's clock on CUDA, by the host's on a CPU.
 
 
-class Event(Protocol):
-    """A CUDA event that has been recorded."""
-
-    def elapsed_time(self, end_event: Any, /) -> float:
-        """Return the milliseconds from this event to a later one, by the device's clock."""
-        ...
-
-
 def mark() -> torch.cuda.Event:
     """Record a CUDA event."""
     event = torch.cuda.Event(enable_timing=True)
@@ -70,13 +62,13 @@ class Taken:
     made_s: float
     host_s: float
     samples: int
-    events: tuple[Event, Event] | None = None
+    events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
 
 
 def timed(taken: Sequence[Taken]) -> tuple[Timed, ...]:
     """Return the times of a window's steps. All events must have happened."""
     steps: list[Timed] = []
-    previous: Event | None = None
+    previous: torch.cuda.Event | None = None
     for t in taken:
         device_s, wait_s = t.host_s, t.wait_s
         step_s = device_s + wait_s
@@ -104,7 +96,7 @@ def after_the_first_s(taken: Sequence[Taken]) -> float | None:
     """
     if len(taken) < 2 or taken[0].events is None or taken[-1].events is None:
         return None
-    return taken[0].events[1].elapsed_time(taken[-1].events[1]) / 1e3
+    return float(taken[0].events[1].elapsed_time(taken[-1].events[1])) / 1e3
 
 
 # The measuring loop: a plain training loop with a stopwatch beside it.
@@ -119,6 +111,7 @@ Work = Callable[[Any], torch.Tensor]
 FEWEST_STEPS = {"cpu": 1, "cuda": 2}
 
 
+@dataclass
 class Loop:
     """Runs and times the steps of one launch, from the second on.
 
@@ -136,32 +129,25 @@ class Loop:
         made_s, idle_s: of all batches since measuring began; see `Made`.
     """
 
-    def __init__(
-        self,
-        plan: MeasurePlan,
-        work: Work | None,
-        source: Source,
-        beats: Beats,
-        device: torch.device,
-        count: Callable[[Any], int],
-        around: SurroundingsReader,
-    ) -> None:
-        self.windows = Windows(plan, around.cores)
-        self.warmup_losses: list[float] = []
-        self.warmup_steps = 0
-        self.warmup_s = 0.0
-        self.drained = False
-        self.too_long = False
-        self.waits_inside = False
-        self.made_s = self.idle_s = 0.0
-        self._plan = plan
-        self._work = work
-        self._source = source
-        self._beats = beats
-        self._device = device
-        self._cuda = device.type == "cuda" and work is not None
-        self._count = count
-        self._around = around
+    plan: MeasurePlan
+    work: Work | None
+    source: Source
+    beats: Beats
+    device: torch.device
+    count: Callable[[Any], int]
+    around: SurroundingsReader
+    warmup_losses: list[float] = field(default_factory=list, init=False)
+    warmup_steps: int = field(default=0, init=False)
+    warmup_s: float = field(default=0.0, init=False)
+    drained: bool = field(default=False, init=False)
+    too_long: bool = field(default=False, init=False)
+    waits_inside: bool = field(default=False, init=False)
+    made_s: float = field(default=0.0, init=False)
+    idle_s: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        self.windows = Windows(self.plan, self.around.cores)
+        self._cuda = self.device.type == "cuda" and self.work is not None
         self._number = 1
 
     @property
@@ -174,10 +160,10 @@ class Loop:
 
         Where whole epochs are measured, it goes on to the end of the epoch.
         """
-        plan, source = self._plan, self._source
+        plan, source = self.plan, self.source
         warmup_began = time.monotonic()
         drain = Drain(
-            source, working=self._work is not None, emptied=self._work is not None and empty_queue(source, self._beats)
+            source, working=self.work is not None, emptied=self.work is not None and empty_queue(source, self.beats)
         )
         while True:
             began = time.monotonic()
@@ -190,7 +176,7 @@ class Loop:
                 self.warmup_losses.append(checked(loss))  # synchronizes, like the end of a window
             seconds = time.monotonic() - began
             self._number += 1
-            self._beats.step(self._number, loss=self.warmup_losses[-1] if self.warmup_losses else None)
+            self.beats.step(self._number, loss=self.warmup_losses[-1] if self.warmup_losses else None)
             drained = drain.over(delivery, seconds)
             if self.warmup_steps < plan.warmup_steps:
                 continue
@@ -210,14 +196,14 @@ class Loop:
     def measure(self) -> None:
         """Fill windows until there are enough. Raises as `Windows.over` and `checked` do."""
         ended = time.monotonic()
-        self._around.read()
+        self.around.read()
         measure_began = began = time.monotonic()
         taken: list[Taken] = []
         late = False
         while True:
             # Windows never span an epoch boundary: one ends before it, the next begins after it.
-            turning = self._source.epoch_over
-            full = not self.windows.whole_epochs and time.monotonic() - began >= self._plan.min_window_s
+            turning = self.source.epoch_over
+            full = not self.windows.whole_epochs and time.monotonic() - began >= self.plan.min_window_s
             full = full and len(taken) >= FEWEST_STEPS["cuda" if self._cuda else "cpu"]
             if taken and (turning or full):
                 ended = self._close_window(taken, began, late=late)
@@ -225,14 +211,14 @@ class Loop:
                 if self.windows.over(ended - measure_began):
                     return
                 began = time.monotonic()
-            delivery = self._source.next()
+            delivery = self.source.next()
             if turning or delivery.turned:
                 # A loader that does not know its length turns within a window, which is then lost.
                 taken, late = [], False
-                self._around.begin()
+                self.around.begin()
                 ended = began = time.monotonic()
                 delivery = dataclasses.replace(delivery, wait_s=0.0)
-            elif not taken and self._source.workers and delivery.made.finished_s > ended:
+            elif not taken and self.source.workers and delivery.made.finished_s > ended:
                 # Booking the last window, or reading the machine's state before the first, took a moment that the
                 # workers made use of. They had nothing ready when it began, so a plain loop would have waited for that
                 # long.
@@ -244,17 +230,17 @@ class Loop:
             del delivery  # otherwise a window's worth of batches would pile up in memory
 
     def _do(self, batch: Any) -> torch.Tensor | None:
-        return None if self._work is None else self._work(batch)
+        return None if self.work is None else self.work(batch)
 
     def _take(self, delivery: Delivery) -> Taken:
-        samples = self._count(delivery.batch)
+        samples = self.count(delivery.batch)
         began = time.monotonic()
         start = mark() if self._cuda else None
         loss = self._do(delivery.batch)
         events = None if start is None else (start, mark())
-        host_s = time.monotonic() - began if self._work is not None else 0.0
+        host_s = time.monotonic() - began if self.work is not None else 0.0
         self._number += 1
-        self._beats.step(self._number, rate_per_s=self.windows.rate_per_s)
+        self.beats.step(self._number, rate_per_s=self.windows.rate_per_s)
         return Taken(loss, delivery.wait_s, delivery.made.seconds, host_s, samples, events)
 
     def _close_window(self, taken: list[Taken], began: float, *, late: bool) -> float:
@@ -266,10 +252,10 @@ class Loop:
         at_work: dict[str, int] = {}
         if self._cuda:
             # As soon as the card is idle, its clocks change, and what held them down is gone.
-            at_work = self._around.at_work()
+            at_work = self.around.at_work()
             torch.cuda.synchronize()
         ended = time.monotonic()
-        around, energy_j = self._around.read()
+        around, energy_j = self.around.read()
         around = around.model_copy(update=at_work)
         counted, steps, seconds = taken, timed(taken), ended - began
         # Only the host's clock can measure the wait for a late loader, or a whole epoch.
@@ -282,9 +268,9 @@ class Loop:
             samples=sum(t.samples for t in counted),
             seconds=seconds,
             around=around,
-            discarded=reason_to_discard(around, self._around.cores, self._plan.busy_cores),
+            discarded=reason_to_discard(around, self.around.cores, self.plan.busy_cores),
         )
-        self._beats.disturbed = window.discarded
+        self.beats.disturbed = window.discarded
         self.windows.add(Block(window, steps, enqueue_s=taken[0].host_s, energy_j=energy_j))
         taken.clear()
         return ended
@@ -292,7 +278,7 @@ class Loop:
     def _look_for_waits(self, batch: Any) -> torch.Tensor | None:
         """Take a step and detect, with CUDA's sync debug mode, whether it synchronizes with the device midway."""
         # Copy the batch first: the copy may synchronize as well, which does not count.
-        batch = move(batch, self._device, non_blocking=False, channels_last=0)
+        batch = move(batch, self.device, non_blocking=False, channels_last=0)
         before = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -457,7 +443,7 @@ class Measuring(Launch):
             warmup_steps=loop.warmup_steps,
             warmup_s=loop.warmup_s,
             drained=loop.drained,
-            unsettled=_recompiling(self.late_graphs) or _unsettled(loop, len(cut) + len(steps)),
+            unsettled=_unsettled(loop, len(cut) + len(steps), self.late_graphs),
             batch_size=self.ctx.batch_size,
             ranks=self.spec.ranks,
             loader_capacity_per_s=max(1, workers) * self.samples / made_s if made_s else None,
@@ -483,14 +469,10 @@ def _losses(steps: Iterable[Timed]) -> tuple[float, ...]:
     return tuple(step.loss for step in steps if step.loss is not None)
 
 
-def _recompiling(graphs: int) -> str | None:
-    if not graphs:
-        return None
-    times = "once" if graphs == 1 else f"{graphs} times"
-    return f"the model was compiled again {times} while it was measured: its inputs go on changing"
-
-
-def _unsettled(loop: Loop, steps: int) -> str | None:
+def _unsettled(loop: Loop, steps: int, late_graphs: int) -> str | None:
+    if late_graphs:
+        times = "once" if late_graphs == 1 else f"{late_graphs} times"
+        return f"the model was compiled again {times} while it was measured: its inputs go on changing"
     if not loop.drained:
         return "the loader's queue was still draining when warm-up ran out of time"
     if loop.too_long:

@@ -62,9 +62,12 @@ def images_vary(
             samples.append(sample)
             if clock.now() > deadline:
                 return False if shapes and looked > 1 else None
-        for place, shape in _images(collate(samples), ()):
-            if shapes.setdefault(place, shape) != shape:
-                return True
+        for place, part in leaves(collate(samples)):
+            if isinstance(part, torch.Tensor) and part.dim() >= 3 and min(part.shape[-2:]) >= LEAST_SIDE:
+                # ``(H, W)``, or ``(D, H, W)`` of volumes, without the number of samples, channels or masks.
+                shape = tuple(part.shape[1:] if part.dim() == 3 else part.shape[2:])
+                if shapes.setdefault(place, shape) != shape:
+                    return True
     return False if shapes else None
 
 
@@ -85,23 +88,20 @@ def _random_batches(dataset: Dataset[Any], size: int, seed: int) -> Iterator[Ite
         yield (dataset[index] for index in rng.sample(range(count), min(size, count)))
 
 
-def _images(part: Any, place: tuple[object, ...]) -> Iterator[tuple[tuple[object, ...], tuple[int, ...]]]:
-    """Yield the place of each image-like tensor in a batch, with its shape: ``(H, W)``, or ``(D, H, W)`` for volumes.
-
-    The number of samples, channels or masks is not part of it.
-    """
-    if isinstance(part, torch.Tensor):
-        if part.dim() >= 3 and min(part.shape[-2:]) >= LEAST_SIDE:
-            yield place, tuple(part.shape[1:] if part.dim() == 3 else part.shape[2:])
-    elif isinstance(part, dict):
-        for name, inside in part.items():
-            yield from _images(inside, (*place, name))
+def leaves(part: Any, place: tuple[object, ...] = ()) -> Iterator[tuple[tuple[object, ...], Any]]:
+    """Yield what a batch or a sample consists of, with its place in dicts, tuples, lists and dataclasses."""
+    inside: Iterable[tuple[object, Any]]
+    if isinstance(part, dict):
+        inside = part.items()
     elif isinstance(part, tuple | list):
-        for index, inside in enumerate(part):
-            yield from _images(inside, (*place, index))
+        inside = enumerate(part)
     elif dataclasses.is_dataclass(part) and not isinstance(part, type):
-        for field in dataclasses.fields(part):
-            yield from _images(getattr(part, field.name), (*place, field.name))
+        inside = ((field.name, getattr(part, field.name)) for field in dataclasses.fields(part))
+    else:
+        yield place, part
+        return
+    for name, value in inside:
+        yield from leaves(value, (*place, name))
 
 
 def probe(spec: TrialSpec, beats: Beats) -> Probe:
@@ -232,18 +232,10 @@ def _look_at_data(workload: Workload, ctx: Context, clock: Clock | None) -> dict
             vary = images_vary(dataset, collate, batch_size=ctx.batch_size, seed=ctx.seed, clock=clock)
     return {
         "dataset_samples": length_of(dataset),
-        "sample_bytes": sum(t.numel() * t.element_size() for t in _tensors(sample)),
-        "sample_tensors": sum(1 for _ in _tensors(collated)),
+        "sample_bytes": sum(t.numel() * t.element_size() for _, t in leaves(sample) if isinstance(t, torch.Tensor)),
+        "sample_tensors": sum(isinstance(part, torch.Tensor) for _, part in leaves(collated)),
         "images_vary": vary,
     }
-
-
-def _tensors(part: Any) -> Iterator[torch.Tensor]:
-    if isinstance(part, torch.Tensor):
-        yield part
-    elif isinstance(part, dict | tuple | list):
-        for inside in part.values() if isinstance(part, dict) else part:
-            yield from _tensors(inside)
 
 
 def native_bf16(card: bool | None) -> bool:

@@ -211,11 +211,7 @@ def follow(spec: TrialSpec, beats: Beats, board: RankBoard) -> NoReturn:
     launch.first_step(source.next(), work)
     if work is not None and spec.kind is LaunchKind.MEASURE:
         empty_queue(source, beats)
-    _go_on(launch, source, work, board)
-
-
-def _go_on(launch: Measuring, source: Source, work: Step | None, board: RankBoard) -> NoReturn:
-    launch.beats.enter(Phase.MEASURE)
+    beats.enter(Phase.MEASURE)
     began = noted = time.monotonic()
     waited_s = 0.0
     while True:
@@ -231,7 +227,7 @@ def _go_on(launch: Measuring, source: Source, work: Step | None, board: RankBoar
             noted = now
             memory = launch.memory
             board.note(
-                launch.spec.rank,
+                spec.rank,
                 waited_s=waited_s,
                 seconds=now - began,
                 peak_bytes=memory.peak_bytes,

@@ -81,9 +81,7 @@ def check_command(spec: TrialSpec, command: CommandRef, plan: CheckPlan, beats: 
     A loss that is not finite is a result here, not a failure. Whether tensors change is not checked. What its loaders
     deliver is noted, if the plan says so.
 
-    Raises:
-        WorkloadError: the script ended too early, or does not train as far as can be seen.
-        Exception: what the script did not catch.
+    Raises: as `ScriptProcess.steps`.
     """
     log = DeliveryLog(plan.deliveries, LaunchFiles(Path(spec.folder)))
     script = ScriptProcess(spec, command, beats, losses=plan.steps, seed=plan.seed, deliveries=plan.deliveries)
@@ -124,79 +122,73 @@ class _Warm:
     own: list[SeenStep] = field(default_factory=list)
 
 
+@dataclass
 class _ScriptMeasuring:
-    def __init__(
-        self,
-        spec: TrialSpec,
-        command: CommandRef,
-        script: ScriptProcess,
-        around: SurroundingsReader,
-        beats: Beats,
-        startup_s: float | None,
-    ) -> None:
-        self._spec = spec
-        self._command = command
-        self._script = script
-        self._around = around
-        self._beats = beats
-        #: The start-up time of a script that an earlier launch has started.
-        self._startup_s = startup_s
-        self._windows = Windows(spec.plan, around.cores)
-        self._turns_s: list[float] = []
-        self._trained = Trained()
-        #: Seconds of steps in the middle of an epoch.
-        self._inside_s: list[float] = []
-        #: Whether windows are whole epochs.
-        self._whole = False
-        self._pauses = Pauses()
-        self._counts_samples = bool(command.samples_per_step) or BATCH_SIZE.name in script_entry.set_by(command)
-        #: Approximate seconds of an epoch; and seconds since the windows began.
-        self._epoch_s = self._elapsed_s = 0.0
-        #: `SeenLoader.made` when the windows began.
-        self._made_before = (0, 0.0)
+    spec: TrialSpec
+    command: CommandRef
+    script: ScriptProcess
+    around: SurroundingsReader
+    beats: Beats
+    #: The start-up time of a script that an earlier launch has started.
+    startup_s: float | None
+    _turns_s: list[float] = field(default_factory=list)
+    _trained: Trained = field(default_factory=Trained)
+    #: Seconds of steps in the middle of an epoch.
+    _inside_s: list[float] = field(default_factory=list)
+    #: Whether windows are whole epochs.
+    _whole: bool = False
+    _pauses: Pauses = field(default_factory=Pauses)
+    #: Approximate seconds of an epoch; and seconds since the windows began.
+    _epoch_s: float = 0.0
+    _elapsed_s: float = 0.0
+    #: `SeenLoader.made` when the windows began.
+    _made_before: tuple[int, float] = (0, 0.0)
+
+    def __post_init__(self) -> None:
+        self._windows = Windows(self.spec.plan, self.around.cores)
+        sets_batch_size = BATCH_SIZE.name in script_entry.set_by(self.command)
+        self._counts_samples = bool(self.command.samples_per_step) or sets_batch_size
 
     def measurement(self) -> Measurement:
         """Watch the script until its rate is known."""
-        steps = self._script.steps()
+        steps = self.script.steps()
         first = self._next(steps)
-        self._around.settle_in()
-        trail = self._script.trail
+        self.around.settle_in()
+        trail = self.script.trail
         first_at = first.ended_at - first.host_s
         forward_at = trail.began_at if trail.began_at is not None else first_at
-        startup_s, compile_s = forward_at - self._beats.began, max(0.0, first_at - forward_at)
-        if self._startup_s is not None:
-            startup_s, compile_s = self._startup_s, first.host_s
-            self._beats.enter(Phase.WARMUP)
+        startup_s, compile_s = forward_at - self.beats.began, max(0.0, first_at - forward_at)
+        if self.startup_s is not None:
+            startup_s, compile_s = self.startup_s, first.host_s
+            self.beats.enter(Phase.WARMUP)
         warm = self._warm_up(steps, first)
-        if self._startup_s is not None:
+        if self.startup_s is not None:
             # The first step is counted as compilation.
             warm.seconds -= first.seconds
-        self._beats.enter(Phase.MEASURE)
+        self.beats.enter(Phase.MEASURE)
         self._made_before = trail.loader.made if trail.loader is not None else (0, 0.0)
         self._windows.whole_epochs = self._whole = self._are_whole(warm, trail.loader)
         self._measure(steps)
         windows = self._windows
-        measurement = (
-            trail.known(self._found(warm, startup_s, compile_s), self._spec) if len(windows.kept) > 1 else None
-        )
+        measurement = trail.known(self._found(warm, startup_s, compile_s), self.spec) if len(windows.kept) > 1 else None
         if windows.slow:
             raise Slow(windows.rate.per_s, measurement)
         if measurement is None and windows.discarded:
             raise windows.disturbed(self._elapsed_s)
         if measurement is None:
-            raise too_short(self._script) if self._script.has_ended else never_inside(trail)
+            raise too_short(self.script) if self.script.has_ended else never_inside(trail)
         return measurement
 
     def _next(self, steps: Iterator[SeenStep]) -> SeenStep:
         for step in steps:
             return step
-        raise too_short(self._script)
+        raise too_short(self.script)
 
     def _warm_up(self, steps: Iterator[SeenStep], step: SeenStep) -> _Warm:
         """Let the script train until its loader's head start is used up, as far as its waits show that."""
-        plan, warm, waited = self._spec.plan, _Warm(), 0
+        plan, warm, waited = self.spec.plan, _Warm(), 0
         # A script that has trained already is warm, except for the new settings.
-        least = plan.warmup_steps if self._startup_s is None else 1
+        least = plan.warmup_steps if self.startup_s is None else 1
         while True:
             warm.steps += 1
             warm.seconds += step.seconds
@@ -204,7 +196,7 @@ class _ScriptMeasuring:
                 warm.own.append(step)
             if step.whole:
                 waited = waited + 1 if step.wait_s > WAITED * step.seconds else 0
-            loader = self._script.trail.loader
+            loader = self.script.trail.loader
             warm.drained = loader is None or warm.steps >= loader.ahead or waited >= 2
             if warm.steps >= least and (warm.drained or warm.seconds > plan.max_warmup_s):
                 return warm
@@ -223,12 +215,12 @@ class _ScriptMeasuring:
         if steps <= NONE_INSIDE or batches <= NEVER_STEADY * loader.ahead:
             return self._epoch_s <= LONGEST_EPOCH_S
         short = steps <= FEW_STEPS or batches <= MOSTLY_STEADY * loader.ahead
-        return short and self._epoch_s <= self._spec.plan.max_measure_s / stats.FEWEST_WINDOWS
+        return short and self._epoch_s <= self.spec.plan.max_measure_s / stats.FEWEST_WINDOWS
 
     def _measure(self, steps: Iterator[SeenStep]) -> None:
         """Fill windows until there are enough, or the script ends."""
-        plan, loader = self._spec.plan, self._script.trail.loader
-        self._around.read()
+        plan, loader = self.spec.plan, self.script.trail.loader
+        self.around.read()
         began: float | None = None
         taken: list[SeenStep] = []
         #: For windows of whole epochs, or from pause to pause: one has begun, and nothing was observed in it that
@@ -246,8 +238,8 @@ class _ScriptMeasuring:
             closed = False
             if step.whole or (self._whole and step.alone and step.own_s is not None):
                 self._trained.add(step)
-            if self._script.trail.failed is not None:
-                raise Unlike(self._script.trail.failed, LEAVES)
+            if self.script.trail.failed is not None:
+                raise Unlike(self.script.trail.failed, LEAVES)
             if self._whole:
                 if step.began:
                     # The last epoch is over. Several short epochs make one window.
@@ -273,12 +265,12 @@ class _ScriptMeasuring:
                     closed, taken = True, []
                 inside = (inside or paused) and not self._whole
             if closed and not self._pauses.may_be:
-                self._script.rate_per_s = self._windows.rate_per_s
+                self.script.rate_per_s = self._windows.rate_per_s
                 if self._windows.over(self._elapsed_s):
                     return
             elif not taken:
                 # What went on meanwhile belongs to no window.
-                self._around.read()
+                self.around.read()
             if step.whole:
                 # A single step does not make a rate, however long it takes.
                 longest_s = max(longest_s, _FEW * step.seconds)
@@ -296,7 +288,7 @@ class _ScriptMeasuring:
         if not self._whole and pauses.regular == self._windows.whole_epochs:
             return paused, False
         # Windows that were closed without regard to pauses do not count.
-        self._windows = Windows(self._spec.plan, self._around.cores)
+        self._windows = Windows(self.spec.plan, self.around.cores)
         self._windows.whole_epochs = pauses.regular
         return paused, True
 
@@ -305,7 +297,7 @@ class _ScriptMeasuring:
         has_length = loader is not None and loader.epoch_batches is not None
         return (
             has_length
-            and max(self._pauses.period_s, self._epoch_s) <= self._spec.plan.max_measure_s / stats.FEWEST_WINDOWS
+            and max(self._pauses.period_s, self._epoch_s) <= self.spec.plan.max_measure_s / stats.FEWEST_WINDOWS
         )
 
     def _seconds(self, taken: list[SeenStep]) -> float:
@@ -316,18 +308,18 @@ class _ScriptMeasuring:
         if not any(map(self._samples, taken)):
             return False
         self._inside_s += [step.seconds for step in taken if step.whole]
-        around, energy_j = self._around.read()
+        around, energy_j = self.around.read()
         window = Window(
             steps=len(taken),
             samples=sum(self._samples(step) for step in taken),
             seconds=self._seconds(taken),
             around=around,
-            discarded=reason_to_discard(around, self._around.cores, self._spec.plan.busy_cores),
+            discarded=reason_to_discard(around, self.around.cores, self.spec.plan.busy_cores),
         )
         times = [(step.own_s or 0.0, min(step.wait_s, step.own_s or 0.0)) for step in taken]
         timed = tuple(Timed(own_s, wait_s, own_s - wait_s, 0.0) for own_s, wait_s in times)
         self._windows.add(Block(window, timed, energy_j=energy_j))
-        unlike = self._trained.unlike(self._spec.plan.per_batch)
+        unlike = self._trained.unlike(self.spec.plan.per_batch)
         if unlike is not None:
             raise Unlike(unlike, SKIPS)
         return True
@@ -335,15 +327,15 @@ class _ScriptMeasuring:
     def _samples(self, step: SeenStep) -> int:
         """Return the samples of a step: as the user states them, as observed, or those of the batch that the command
         sets; 1 where they are unknown, so that the rate is one of steps."""
-        if step.samples is not None and not self._command.samples_per_step:
+        if step.samples is not None and not self.command.samples_per_step:
             self._counts_samples = True
             return step.samples
-        return script_entry.samples_in_step(self._command, self._spec.config)
+        return script_entry.samples_in_step(self.command, self.spec.config)
 
     def _capacity_per_s(self) -> float | None:
         """Return how many samples per second the loader's workers could deliver, from the time that each takes for a
         batch; ``None`` if that was not observed."""
-        loader = self._script.trail.loader
+        loader = self.script.trail.loader
         if loader is None or not loader.batch_size:
             return None
         batches, seconds = loader.made[0] - self._made_before[0], loader.made[1] - self._made_before[1]
@@ -358,14 +350,14 @@ class _ScriptMeasuring:
         return None
 
     def _found(self, warm: _Warm, startup_s: float, compile_s: float) -> Measurement:
-        windows, trail = self._windows, self._script.trail
+        windows, trail = self._windows, self.script.trail
         steps = [step for block in windows.kept for step in block.steps]
         turn_s = None
         if self._turns_s and self._inside_s:
             turn_s = max(0.0, median(self._turns_s) - median(self._inside_s))
         samples = sum(block.window.samples for block in windows.kept) / len(steps)
         loader = trail.loader
-        host_bytes = tree_memory_bytes(self._script.pid)
+        host_bytes = tree_memory_bytes(self.script.pid)
         backwards, updates = self._trained.per_batch or (None, None)
         return windows.measured(
             samples=samples,
@@ -449,9 +441,7 @@ def probe_command(spec: TrialSpec, command: CommandRef, beats: Beats, kept: Kept
     """Run a command as it stands until the agent has reported everything that it trains with and what can be set from
     outside; end it, or keep it if ``spec.keeps``.
 
-    Raises:
-        WorkloadError: the script ended too early, or does not train as far as can be seen.
-        Exception: what the script did not catch.
+    Raises: as `ScriptProcess.steps`.
     """
     if command.rate is not None:
         return probe_program(spec, command, beats)

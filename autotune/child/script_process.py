@@ -24,9 +24,8 @@ from autotune.base.layout import LaunchFiles
 from autotune.base.records import CommandRef, DeliveryPlan, LaunchKind, Phase, TrialSpec
 from autotune.child.failure import Disturbed, ScriptKilled, Slow, last_line, last_words, rebuilt
 from autotune.child.launch import Beats
-from autotune.child.readings import Readings
 from autotune.child.script_folders import Refused, View, elsewhere, importing, prepare, silent, temporary_folder
-from autotune.child.trail import SeenStep, Trail, told_deliveries
+from autotune.child.trail import Readings, SeenStep, Trail, told_deliveries
 from autotune.launcher import script_entry
 from autotune.launcher.result import end_of
 from autotune.launcher.watch import KEPT
@@ -351,7 +350,8 @@ class ScriptProcess(Watched):
 
         Raises:
             ScriptKilled: a signal ended the script.
-            WorkloadError: it ended with an exit code other than 0, without an exception.
+            WorkloadError: it ended with an exit code other than 0, without an exception, or does not train as far as
+                can be seen.
             Exception: what the script did not catch, in the form that `classify` understands.
         """
         for _ in self.looks():

@@ -11,7 +11,7 @@ import threading
 import uuid
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -84,8 +84,7 @@ class Errand(Record):
         study: the study's folder on the search's machine. Its contents are below the worker's own folder here.
         spec: has the paths and the device of the search's machine.
         code: the workload's file and the modules beside it, by path relative to its folder; empty if they are not
-            files, or if the training is a command, whose script has the same path here.
-        script: that script. script_sha256: its `autotune.workload.catalog.source_hash`.
+            files, or if the training is a command, whose script has the same path and the same hash here.
         before: the launch that makes what this one starts from; run first if it has not been run here yet.
     """
 
@@ -95,8 +94,6 @@ class Errand(Record):
     study: str
     spec: TrialSpec
     code: dict[str, bytes] = Field(default_factory=dict)
-    script: str | None = None
-    script_sha256: str = ""
     before: TrialSpec | None = None
 
 
@@ -157,7 +154,7 @@ class Workplace:
     def run(self, errand: Errand, *, on_beat: Callable[[Beat], None], stop: Callable[[], bool]) -> ErrandEnd:
         """Run an errand to its end; see `Launcher.run`. An error of this machine is returned as the errand's end."""
         try:
-            self._check_script(errand)
+            _check_script(errand.spec)
             code = self._written(errand)
             before = errand.before
             if before is not None and before.launch not in self._made:
@@ -219,8 +216,11 @@ class Workplace:
         """Write the errand's code, and return the workload's file; ``None`` if the same code is at the same path here,
         where files that are not modules may be beside it."""
         path = errand.spec.workload.path
-        if not errand.code or path is None or _is_here(Path(path), errand.code):
+        if not errand.code or path is None:
             return None
+        with contextlib.suppress(AutotuneError):
+            if Path(path).is_file() and source_files(Path(path)) == errand.code:
+                return None
         # The module is named after the file, and its siblings are below the file's folder.
         folder = self._folder / "code" / errand.spec.workload.sha256[:12]
         for name, content in errand.code.items():
@@ -229,15 +229,6 @@ class Workplace:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(content)
         return folder / Path(path).name
-
-    def _check_script(self, errand: Errand) -> None:
-        if errand.script is None:
-            return
-        script = Path(errand.script)
-        if not script.is_file():
-            raise MachineError(f"there is no {script}", advice="a script is to be at the same path for all workers.")
-        if source_hash(script) != errand.script_sha256:
-            raise MachineError(f"{script} is another one there", advice="all workers are to run the same script.")
 
     def _data_here(self, asked: DataRef) -> DataRef:
         """Return the same data with its path here, after it has been checked and read once.
@@ -334,12 +325,14 @@ class WorkplaceThread:
         self._tell(errand.name, end)
 
 
-def _is_here(path: Path, code: Mapping[str, bytes]) -> bool:
-    """Return whether a file and the modules beside it are here, with the same content."""
-    try:
-        return path.is_file() and source_files(path) == code
-    except AutotuneError:
-        return False
+def _check_script(spec: TrialSpec) -> None:
+    if spec.command is None or spec.workload.path is None:
+        return
+    script = Path(spec.workload.path)
+    if not script.is_file():
+        raise MachineError(f"there is no {script}", advice="a script is to be at the same path for all workers.")
+    if source_hash(script) != spec.workload.sha256:
+        raise MachineError(f"{script} is another one there", advice="all workers are to run the same script.")
 
 
 # What workers on other machines report to a search, and the requests that it makes of them.
@@ -433,16 +426,8 @@ def packed(name: str, spec: TrialSpec, study: Path) -> Errand:
     """Return a launch as an errand of a study, given its folder: with its code and the launch that makes what it starts
     from."""
     path = spec.workload.path
-    script = None if spec.command is None else path
-    return Errand(
-        name=name,
-        study=str(study),
-        spec=spec,
-        code=source_files(Path(path)) if spec.command is None and path is not None else {},
-        script=script,
-        script_sha256="" if script is None else spec.workload.sha256,
-        before=_maker(spec, StudyFiles(study)),
-    )
+    code = source_files(Path(path)) if spec.command is None and path is not None else {}
+    return Errand(name=name, study=str(study), spec=spec, code=code, before=_maker(spec, StudyFiles(study)))
 
 
 def _maker(spec: TrialSpec, files: StudyFiles) -> TrialSpec | None:
@@ -700,6 +685,9 @@ class RemoteLanes(Lanes):
         del self._tasks[lane]
         self._ended.append((lane, result))
 
+    def _interrupt(self, lane: int, task: _Task) -> None:
+        self._finish(lane, task, stopped_waiting(task.spec, 0.0, "a worker"), None)
+
     def _lose(self, worker: _Worker, why: str) -> None:
         """Forget a lost worker; its launch waits for another one."""
         del self._staff[worker.name]
@@ -710,7 +698,7 @@ class RemoteLanes(Lanes):
         task.worker = None
         task.lost += 1
         if self._ending_until_s is not None:
-            self._finish(lane, task, _interrupted(task.spec), None)
+            self._interrupt(lane, task)
         elif task.lost >= ATTEMPTS:
             cause = f"each of the {task.lost} workers that ran it was lost: {why}"
             killed = TrialResult(
@@ -729,7 +717,7 @@ class RemoteLanes(Lanes):
         if running is not None:
             running[1].worker = None
             if self._ending_until_s is not None:
-                self._finish(*running, _interrupted(running[1].spec), None)
+                self._interrupt(*running)
         self._dismiss(worker, keep_away=True)
 
     def _dismiss(self, worker: _Worker, *, keep_away: bool) -> None:
@@ -743,7 +731,7 @@ class RemoteLanes(Lanes):
         self._ending_until_s = self.clock.now() + ABANDON_S
         for lane, task in sorted(self._tasks.items()):
             if task.worker is None:
-                self._finish(lane, task, _interrupted(task.spec), None)
+                self._interrupt(lane, task)
         for worker in self._staff.values():
             if worker.errand is not None:
                 self.workers.recall(worker.name)
@@ -754,13 +742,9 @@ class RemoteLanes(Lanes):
         for worker in [worker for worker in self._staff.values() if worker.errand is not None]:
             self._dismiss(worker, keep_away=False)
         for lane, task in sorted(self._tasks.items()):
-            self._finish(lane, task, _interrupted(task.spec), None)
+            self._interrupt(lane, task)
 
     def _say_once(self, sentence: str) -> None:
         if sentence not in self._said:
             self._said.add(sentence)
             self.says(sentence)
-
-
-def _interrupted(spec: TrialSpec) -> TrialResult:
-    return stopped_waiting(spec, 0.0, "a worker")
