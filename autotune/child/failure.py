@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
+import builtins
 import errno
 import os
 import re
 import signal
+import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from autotune.base.errors import MORE_PROCESSES, SHM_FULL, AutotuneError
-from autotune.base.files import read_regular
+from autotune.base.errors import MORE_PROCESSES, SHM_FULL, AutotuneError, WorkloadError
 from autotune.base.layout import LaunchFiles
-from autotune.base.records import Measurement, Phase, TrialSpec, TrialStatus
-from autotune.child.script_process import FRAMES, ScriptKilled
+from autotune.base.records import Measurement, TrialSpec, TrialStatus
 from autotune.knobs import refused_knob
+from autotune.launcher.result import end_of, signal_name
 from autotune.machine import host, system
 from autotune.machine.host import shared_memory
 from autotune.space.formatting import phrase
@@ -64,33 +66,26 @@ _ABSENT = re.compile(
 _TRITONS_BUILD = re.compile(r"CalledProcessError: Command '\[.*\.c'")
 
 
-@dataclass(frozen=True)
-class CannotCompile:
-    """Why nothing can be compiled on this machine, and what to do about it."""
-
-    cause: str
-    advice: str
-
-
-def from_compiler(link: BaseException) -> bool:
+def _from_compiler(link: BaseException) -> bool:
     """Return whether an exception is torch.compile's own, or was raised in its code while it handled files."""
     return type(link).__module__.startswith(_PACKAGES) or (isinstance(link, OSError) and _raised_inside(link))
 
 
-def cannot_compile(links: Sequence[BaseException], text_of: Callable[[BaseException], str]) -> CannotCompile | None:
-    """Return why this machine cannot compile, if that is what an exception and its causes say; else ``None``."""
-    if not any(map(from_compiler, links)) and not any("Failed to find C" in text_of(link) for link in links):
+def _cannot_compile(links: Sequence[BaseException]) -> tuple[str, str] | None:
+    """Return why nothing can be compiled on this machine, and what to do about it, if that is what an exception and its
+    causes say; else ``None``."""
+    if not any(map(_from_compiler, links)) and not any("Failed to find C" in _text(link) for link in links):
         return None
     for link in links:
-        text, name = text_of(link), type(link).__name__
-        if name in _NO_TYPES and from_compiler(link):
-            return CannotCompile(_line(text), _NO_TYPES[name])
+        text, name = _text(link), type(link).__name__
+        if name in _NO_TYPES and _from_compiler(link):
+            return _line(text), _NO_TYPES[name]
         message = next((phrase for phrase in _TEXTS if phrase in text), None)
         if message is not None:
-            return CannotCompile(_line(text, message), _TEXTS[message])
+            return _line(text, message), _TEXTS[message]
         absent = _ABSENT.search(text)
         if absent is not None:
-            return CannotCompile(_line(text, absent[0]), _advice(absent))
+            return _line(text, absent[0]), _advice(absent)
         if isinstance(link, OSError) and _raised_inside(link):
             reason = _unusable_file(link)
             if reason is not None:
@@ -98,18 +93,18 @@ def cannot_compile(links: Sequence[BaseException], text_of: Callable[[BaseExcept
         if _TRITONS_BUILD.search(f"{name}: {text}"):
             if host.python_header(os.environ) is None:
                 lack = host.no_python_header()
-                return CannotCompile(lack.what, lack.advice)
-            return CannotCompile("the C compiler failed to build Triton's launcher", "its words are in stderr.log.")
+                return lack.what, lack.advice
+            return "the C compiler failed to build Triton's launcher", "its words are in stderr.log."
     return None
 
 
-def _unusable_file(error: OSError) -> CannotCompile | None:
+def _unusable_file(error: OSError) -> tuple[str, str] | None:
     # `subprocess` gives the name of the program that it could not start.
     last = traceback.extract_tb(error.__traceback__)[-1].filename
     if error.errno == errno.ENOENT and last == os.path.join(_STDLIB, "subprocess.py"):
-        return CannotCompile(f"the compiler {error.filename} cannot be started", "install it, or set CC and CXX.")
+        return f"the compiler {error.filename} cannot be started", "install it, or set CC and CXX."
     if error.errno in _UNWRITABLE:
-        return CannotCompile(f"the compiler's cache cannot be written: {error}", "make that folder writable.")
+        return f"the compiler's cache cannot be written: {error}", "make that folder writable."
     return None
 
 
@@ -178,6 +173,19 @@ class Disturbed(Exception):
     advice = "end what else runs on this machine, tune when it is quiet, or accept it with --allow-busy."
 
 
+class ScriptKilled(Exception):
+    """A signal ended the script.
+
+    Attributes:
+        number: of the signal. by_kernel: the kernel's OOM killer has killed something meanwhile.
+    """
+
+    def __init__(self, number: int, *, by_kernel: bool) -> None:
+        super().__init__(f"the script was ended by {signal_name(number)}")
+        self.number = number
+        self.by_kernel = by_kernel
+
+
 @dataclass(frozen=True)
 class Verdict:
     """A status with a cause and advice for the user.
@@ -239,8 +247,6 @@ _WORKER_ALONE_TEXTS = ("is killed by signal", "Pin memory thread exited unexpect
 CAUSE_CHARS = 500
 #: Messages of `termios` and `curses`, whose errors have no number.
 _TERMINAL_TEXTS = ("Inappropriate ioctl for device", "could not find terminal")
-#: How much of the end of a script's log is searched for such a message from a program that it has started.
-_LOG_BYTES = 2**14
 _TOO_MANY_FILES = ("Too many open files", "received 0 items of ancdata")
 
 
@@ -257,20 +263,21 @@ def chain(error: BaseException) -> Iterator[BaseException]:
         todo += [getattr(link, "inner_exception", None), link.__cause__, link.__context__]
 
 
-def classify(error: BaseException, spec: TrialSpec, phase: Phase | None) -> Verdict:
+def classify(error: BaseException, spec: TrialSpec) -> Verdict:
     """Return the status for an exception raised by a launch."""
     if isinstance(error, Diverged):
         lower = step_plan(spec.config).autocast is not None
         full = "this is full precision: look at the learning rate, the loss and the data."
-        return Verdict(
-            TrialStatus.DIVERGED, _text(error), "this precision may not suit the workload." if lower else full
-        )
+        what_to_do = "this precision may not suit the workload." if lower else full
+        return Verdict(TrialStatus.DIVERGED, _text(error), what_to_do)
     if isinstance(error, Unlike):
-        return Verdict(
-            TrialStatus.DIVERGED, _text(error), error.advice, refuses=refused_knob(spec.config, _text(error))
-        )
+        refuses = refused_knob(spec.config, _text(error))
+        return Verdict(TrialStatus.DIVERGED, _text(error), error.advice, refuses=refuses)
+    if isinstance(error, ScriptKilled) and error.number != signal.SIGKILL:
+        return Verdict(TrialStatus.CRASHED, str(error), "its last words are in stderr.log.")
     if isinstance(error, ScriptKilled):
-        return _killed(error)
+        status = TrialStatus.HOST_OOM if error.by_kernel else TrialStatus.KILLED
+        return Verdict(status, "the kernel's memory killer ended the script" if error.by_kernel else str(error))
     links = list(chain(error))
     for link in links:
         text = _text(link)
@@ -281,9 +288,8 @@ def classify(error: BaseException, spec: TrialSpec, phase: Phase | None) -> Verd
             # The compiler of older versions of PyTorch names the error that it wraps in the second line, and NCCL names
             # what it lacked in the last line.
             lines = [*map(_first_line, links), *map(_short, text.splitlines())]
-            cause = next((line for line in lines if _is_oom(RuntimeError(line), line, spec)), None)
-            what_to_do = f"use a smaller batch or a lower precision{more}."
-            return Verdict(TrialStatus.OOM, cause or _first_line(link), what_to_do)
+            cause = next((line for line in lines if _is_oom(RuntimeError(line), line, spec)), _first_line(link))
+            return Verdict(TrialStatus.OOM, cause, f"use a smaller batch or a lower precision{more}.")
     for link in links:
         if _is_dead_worker(link, _text(link)):
             return _dead_worker(link)
@@ -292,10 +298,9 @@ def classify(error: BaseException, spec: TrialSpec, phase: Phase | None) -> Verd
             # Not the configuration's fault. Checked before the compiler's errors, because a full disk can stop it as
             # well.
             return Verdict(TrialStatus.CRASHED, f"the disk is full: {_first_line(link)}", "free some space.")
-    machine = cannot_compile(links, _text)
-    if machine is not None:
-        return Verdict(TrialStatus.COMPILE_FAILED, _short(machine.cause), machine.advice, cannot_compile=True)
-    if any(map(from_compiler, links)):
+    if (machine := _cannot_compile(links)) is not None:
+        return Verdict(TrialStatus.COMPILE_FAILED, _short(machine[0]), machine[1], cannot_compile=True)
+    if any(map(_from_compiler, links)):
         return Verdict(TrialStatus.COMPILE_FAILED, _first_line(links[-1] if len(links) > 1 else error))
     for link in links if not isinstance(error, AutotuneError) else ():
         refuses = None if _is_cuda_error(link) else refused_knob(spec.config, _text(link))
@@ -311,18 +316,11 @@ def classify(error: BaseException, spec: TrialSpec, phase: Phase | None) -> Verd
             # The CUDA context is unusable from here on; only this process is affected.
             return Verdict(TrialStatus.CRASHED, _first_line(link))
     advice = "raise `ulimit -n`: each tensor in a worker's queue is an open file." if _has_no_files(links) else None
-    if any(_has_no_processes(link) for link in links):
+    if any(isinstance(link, BlockingIOError) or "can't start new thread" in _text(link) for link in links):
         advice = MORE_PROCESSES
     if spec.command is not None and (any(map(_needs_terminal, links)) or _asked_for_terminal(spec)):
         advice = "nobody types in a launch, and its output is no terminal: tell the script by options what it asks for."
     return Verdict(TrialStatus.USER_ERROR, f"{_first_line(error)}{_place(error, spec)}", advice)
-
-
-def _killed(error: ScriptKilled) -> Verdict:
-    if error.number == signal.SIGKILL:
-        status = TrialStatus.HOST_OOM if error.by_kernel else TrialStatus.KILLED
-        return Verdict(status, "the kernel's memory killer ended the script" if error.by_kernel else str(error))
-    return Verdict(TrialStatus.CRASHED, str(error), "its last words are in stderr.log.")
 
 
 def _is_cuda_error(link: BaseException) -> bool:
@@ -380,10 +378,7 @@ def _ending(code: int) -> str:
         return "could not send a batch"
     if code >= 0:
         return f"ended with exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
+    name = signal_name(-code)
     return f"was killed ({name})" if code == -signal.SIGKILL else f"died by {name}"
 
 
@@ -392,10 +387,6 @@ def _has_no_files(links: list[BaseException]) -> bool:
         getattr(link, "errno", None) in (errno.EMFILE, errno.ENFILE) or any(t in _text(link) for t in _TOO_MANY_FILES)
         for link in links
     )
-
-
-def _has_no_processes(link: BaseException) -> bool:
-    return isinstance(link, BlockingIOError) or "can't start new thread" in _text(link)
 
 
 def _needs_terminal(link: BaseException) -> bool:
@@ -410,11 +401,9 @@ def _needs_terminal(link: BaseException) -> bool:
 def _asked_for_terminal(spec: TrialSpec) -> bool:
     """Return whether a program that a script has started, such as ``stty``, has complained that there is no
     terminal."""
-    with contextlib.suppress(OSError):
-        log = read_regular(LaunchFiles(Path(spec.folder)).stderr, _LOG_BYTES, tail=True).decode(errors="replace")
-        # Look before the traceback that ends the log: what the script itself has written since is not the cause.
-        return any(text in log.rpartition("Traceback (most recent call last):")[0] for text in _TERMINAL_TEXTS)
-    return False
+    # Look before the traceback that ends the log: what the script itself has written since is not the cause.
+    before, _, _ = end_of(LaunchFiles(Path(spec.folder)).stderr).rpartition(_TRACEBACK)
+    return any(text in before for text in _TERMINAL_TEXTS)
 
 
 def _is_oom(link: BaseException, text: str, spec: TrialSpec) -> bool:
@@ -497,3 +486,104 @@ def _place(error: BaseException, spec: TrialSpec) -> str:
         if file in files:
             return f" ({file.rsplit('/', 1)[-1]}:{line})"
     return ""
+
+
+# How a script ended, from what its agent reports, or else from the traceback that it printed.
+
+#: Attribute of an exception that was raised in a script's process: the frames it passed through there, each ``[file,
+#: line]``.
+FRAMES = "_autotune_frames"
+_TRACEBACK = "Traceback (most recent call last):"
+_TRACED = re.compile(r'  File "(.+)", line (\d+)')
+#: The line of the exception itself.
+_LAST_LINE = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?")
+#: How many lines a framework may print after a traceback. If there are more, the script went on after it.
+_AFTER = 3
+#: How many characters of a last line are shown.
+_LONGEST = 200
+
+
+def rebuilt(chain: list[list[Any]]) -> Exception:
+    """Return a copy of an exception of a script, with its name, base, message and causes.
+
+    Args:
+        chain: as the agent reports it; see `autotune_agent.facts.chain`.
+    """
+    links = [_link(*link_facts) for link_facts in chain]
+    for link, cause in pairwise(links):
+        link.__cause__ = cause
+    return links[0]
+
+
+def _link(name: str, bases: list[str], message: str, facts: dict[str, Any]) -> Exception:
+    frames = facts.pop("frames", [])
+    kind = next((base for n in (name, *bases) if (base := _known(n)) is not None), Exception)
+    module, _, short = name.rpartition(".")
+    # Give it the same name and message, so that it is reported, and classified, as what it was. Many classes derive
+    # their message from the arguments that they were created with (`OSError`, `KeyError`, `UnicodeDecodeError`), which
+    # are not available here.
+    namespace = {
+        "__module__": module,
+        # Some base classes take other arguments.
+        "__init__": BaseException.__init__,
+        "__str__": lambda self: message,
+    }
+    error: Exception = type(short, (kind,), namespace)(message)
+    setattr(error, FRAMES, frames)
+    for attribute, value in facts.items():
+        setattr(error, attribute, value)
+    return error
+
+
+def is_told(error: BaseException) -> bool:
+    """Return whether an error says how a script ended, or what it lacks, as opposed to a fault in watching it."""
+    return hasattr(error, FRAMES) or isinstance(error, ScriptKilled | WorkloadError)
+
+
+def _known(name: str) -> type[Exception] | None:
+    module, _, short = name.rpartition(".")
+    holder = builtins if module == "builtins" else sys.modules.get(module) if module.startswith("torch") else None
+    candidate = getattr(holder, short, None)
+    # A group cannot be created without the exceptions in it.
+    usable = (
+        isinstance(candidate, type)
+        and issubclass(candidate, Exception)
+        and not issubclass(candidate, BaseExceptionGroup)
+    )
+    return candidate if usable else None
+
+
+def last_words(log: str) -> list[list[Any]] | None:
+    """Return the exception that the last traceback in a log ends with, as a chain (see `autotune_agent.watching`).
+
+    ``None`` unless the log ends with it, except for a few lines: programs that catch all their exceptions print them,
+    and end. What caused it is not included.
+    """
+    _, marker, text = log.rpartition(_TRACEBACK)
+    if not marker:
+        return None
+    frames: list[list[Any]] = []
+    lines = text.lstrip("\n").splitlines()
+    for number, line in enumerate(lines):
+        frame = _TRACED.match(line)
+        if frame is not None:
+            frames.append([frame[1], int(frame[2])])
+        if line.startswith(" ") or not line:
+            continue
+        ends = _LAST_LINE.fullmatch(line)
+        after = [other for other in lines[number + 1 :] if other.strip()]
+        if ends is None or len(after) > _AFTER:
+            return None
+        name = ends[1] if "." in ends[1] or not hasattr(builtins, ends[1]) else f"builtins.{ends[1]}"
+        return [[name, [], ends[2] or "", {"frames": frames}]]
+    return None
+
+
+def last_line(log: str) -> str | None:
+    """Return the last line of a log that has words in it, cut to `_LONGEST`; ``None`` if there is none.
+
+    Option parsers, launchers and Python itself give the reason for ending in one line, without a traceback.
+    """
+    lines = (" ".join(line.split()) for line in reversed(log.splitlines()))
+    last = next((line for line in lines if any(c.isalpha() for c in line) and not line.startswith("autotune: ")), None)
+    return last if last is None or len(last) <= _LONGEST else last[:_LONGEST] + " …"

@@ -15,7 +15,7 @@ Messages are JSON, one per datagram of a SOCK_SEQPACKET pair:
        {"pid": 123, "threads": ["reporter"], "import_s": 4.6}
                                                  it writes `{"imported": true}` to its beats when it begins
     -> {"signal": 9}                             sent to the leader, at any time
-    <- {"exit": -11, "strays": 2, "stuck": [], "shm": [0, 4194304]}
+    <- {"exit": -11, "stuck": [], "shm": [0, 4194304]}
                                                  "exit" as in `os.waitstatus_to_exitcode`; all processes of the
                                                  launch are dead except those in "stuck"; "shm" is the free bytes
                                                  and the size of /dev/shm right after the leader exited
@@ -91,7 +91,7 @@ def serve(connection: socket.socket) -> int:
                 continue
             if pid == 0:
                 connection.close()
-                _child(Path(message["launch"]), descriptors, sockets)
+                lead(Path(message["launch"]), descriptors, sockets)
             for descriptor in descriptors:
                 os.close(descriptor)
             _send(connection, {"pid": pid, "threads": others, "import_s": import_s} if others else {"pid": pid})
@@ -117,11 +117,6 @@ def _spawn(spec: str, descriptors: list[int], sockets: str | None) -> int:
     return process.pid
 
 
-def lead(spec: Path, descriptors: list[int]) -> NoReturn:
-    """Become the leader of a launch in a fresh process, as a forked child of the template would."""
-    _child(spec, descriptors, os.environ.pop(_SOCKETS, "") or None, spawned=True)
-
-
 def _attend(connection: socket.socket, pid: int) -> bool:
     """Wait for the leader to exit, forwarding signals. Return False if the other side hung up."""
     leader = os.pidfd_open(pid)
@@ -144,20 +139,18 @@ def _attend(connection: socket.socket, pid: int) -> bool:
     # Workers release shared memory when they die, so this is the last moment at which a full /dev/shm is visible.
     free_and_size = shared_memory()
     _, status = os.waitpid(pid, 0)
-    strays, stuck = _end_descendants()
+    stuck = _end_descendants()
     if connected:
         code = os.waitstatus_to_exitcode(status)
-        _send(connection, {"exit": code, "strays": strays, "stuck": stuck, "shm": free_and_size})
+        _send(connection, {"exit": code, "stuck": stuck, "shm": free_and_size})
     return connected
 
 
-def _end_descendants() -> tuple[int, list[int]]:
-    """Kill and reap until no child is left; return how many outlived their leader, and the pids that still do."""
+def _end_descendants() -> list[int]:
+    """Kill and reap until no child is left; return the pids of those that cannot be ended."""
     began = time.monotonic()
-    pids: set[int] = set()
     while True:
         children = system.children_of(os.getpid())
-        pids.update(children)
         # Killing these with the rest would leak the other processes' files in /dev/shm.
         spared = [c for c in children if system.tidies_up(c)] if time.monotonic() < began + TIDY_S else []
         for child in children:
@@ -170,15 +163,16 @@ def _end_descendants() -> tuple[int, list[int]]:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         except ChildProcessError:
-            return len(pids), []
+            return []
         if time.monotonic() > began + REAP_S:
-            return len(pids), system.children_of(os.getpid())
+            return system.children_of(os.getpid())
         time.sleep(0.005)
 
 
-def _child(spec: Path, descriptors: list[int], sockets: str | None, *, spawned: bool = False) -> NoReturn:
+def lead(spec: Path, descriptors: list[int], sockets: str | None = None, *, spawned: bool = False) -> NoReturn:
     """Become the leader of a launch, with its own session, streams, random state and the user's environment."""
     os.setsid()
+    sockets = os.environ.pop(_SOCKETS, "") or None if spawned else sockets
     if sockets is not None:
         # This is multiprocessing's own key for it; processes pass it on to their children.
         multiprocessing.current_process()._config["tempdir"] = sockets  # type: ignore[attr-defined]

@@ -1,13 +1,15 @@
-"""Checks whether a training stays within its memory."""
+"""Checks that a training stays within its memory: trains until memory has settled, then runs what a real training meets
+eventually: an evaluation pass and the largest sample. Running out of memory at any point raises, as in any launch."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -16,11 +18,11 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
 from autotune.base.clock import Clock
-from autotune.base.errors import AutotuneError
 from autotune.base.records import Hold, HoldPlan, Phase, TrialSpec, TrialStatus
 from autotune.child.failure import classify
 from autotune.child.launch import Beats, Launch
-from autotune.child.loop import StepEnd, checked, rate_between
+from autotune.child.loop import checked, mark
+from autotune.child.probe import leaves
 from autotune.child.windows import card_of
 from autotune.knobs.compile_mode import compiles
 from autotune.machine.gpu import CardWatch
@@ -29,9 +31,7 @@ from autotune.training.step import Step, at_once, autocast, build, data_of, move
 from autotune.workload import contract
 from autotune.workload.contract import Context, Workload, innermost
 
-# The sample of a data set that takes the most memory: named by the workload, or searched for.
-
-#: Limits of the search for it.
+#: Limits of the search for the largest sample of a data set.
 LOOK_SAMPLES = 256
 LOOK_S = 5.0
 
@@ -68,26 +68,19 @@ def _spread(dataset: Dataset[Any]) -> Iterator[Any]:
         yield dataset[index]
 
 
-def _size_bytes(part: Any) -> int:
+def _size_bytes(sample: Any) -> int:
     """Return the size of a sample in bytes: tensors, arrays, and numbers and strings not yet converted to tensors."""
-    size = getattr(part, "nbytes", None)
-    if isinstance(size, int):
-        return size
-    if isinstance(part, dict):
-        return sum(map(_size_bytes, part.values()))
-    if isinstance(part, tuple | list):
-        return sum(map(_size_bytes, part))
-    if dataclasses.is_dataclass(part) and not isinstance(part, type):
-        return sum(_size_bytes(getattr(part, f.name)) for f in dataclasses.fields(part))
-    if isinstance(part, str | bytes):
-        return len(part)
-    return 8 if isinstance(part, int | float) else 0
+    size = 0
+    for _, part in leaves(sample):
+        own = getattr(part, "nbytes", None)
+        if isinstance(own, int):
+            size += own
+        elif isinstance(part, str | bytes):
+            size += len(part)
+        elif isinstance(part, int | float):
+            size += 8
+    return size
 
-
-# Checks that a configuration holds: trains until memory has settled, then runs what a real training meets eventually:
-# an evaluation pass and the largest sample.
-#
-# Running out of memory at any point raises, as in any launch.
 
 #: Number of batches in the evaluation pass.
 EVALUATED = 2
@@ -104,24 +97,16 @@ CREEP = 0.01
 GRAIN_BYTES = 2**20
 
 
-def hold(spec: TrialSpec, beats: Beats, clock: Clock) -> Hold:
-    """Train under ``spec.config`` according to ``spec.hold`` and return its memory use.
-
-    Raises:
-        Diverged: a loss was not finite.
-    """
-    plan = spec.hold
-    if plan is None:
-        raise AutotuneError(f"{spec.launch} is to look at memory and is not told how")
-    launched = clock.now()
-    launch = Launch(spec, beats)
+def hold(spec: TrialSpec, plan: HoldPlan, beats: Beats) -> Hold:
+    """Train under ``spec.config`` according to a plan and return its memory use. Raises as `checked` does."""
+    clock, launch = beats.clock, Launch(spec, beats)
     workload, ctx = launch.workload, launch.ctx
     dataset, collate = data = data_of(workload, ctx)
     loader = launch.open_loader(data=data)
     # As in a plain loop, start the workers before initializing the device.
     batches = _endless(loader, iter(loader))
     launch.wake()
-    run = HoldRun(launch, clock, build(workload, ctx, spec.config))
+    run = HoldRun(launch, build(workload, ctx, spec.config))
 
     run.step(next(batches), first=True)
     launch.memory.first_step_over()
@@ -146,7 +131,7 @@ def hold(spec: TrialSpec, beats: Beats, clock: Clock) -> Hold:
     # Timed last, because what a model keeps from inference mode cannot be used in training. It must not cost the
     # launch, whose time is limited.
     limit_s = math.inf if spec.limits.total_s is None else TIMING_PART * spec.limits.total_s
-    ends = min(clock.now() + EVALUATION_S, launched + limit_s)
+    ends = min(clock.now() + EVALUATION_S, beats.began + limit_s)
     timed: dict[str, float] = {}
     if evaluated is not None:
         timed = _time_evaluation(run, workload, at_once(ctx, spec.config), evaluated, next(batches), ends)
@@ -168,7 +153,7 @@ def hold(spec: TrialSpec, beats: Beats, clock: Clock) -> Hold:
     )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Sustained:
     """The rate of a training that had gone on for some time, and the card's clock then; ``None`` if unknown."""
 
@@ -180,12 +165,12 @@ class Sustained:
 class HoldRun:
     """The steps of one launch."""
 
-    def __init__(self, launch: Launch, clock: Clock, training_step: Step) -> None:
+    def __init__(self, launch: Launch, training_step: Step) -> None:
         self.launch = launch
         self.spec = launch.spec
         self.beats = launch.beats
         self.memory = launch.memory
-        self.clock = clock
+        self.clock = launch.beats.clock
         self.training_step = training_step
         card = card_of(launch.spec)
         self.card = CardWatch(card) if card else None
@@ -200,11 +185,7 @@ class HoldRun:
     def step(self, batch: Any, *, first: bool = False) -> None:
         """Run one training step. The first step of a kind may compile, so it gets the compile phase's time limit."""
         self._enter(first)
-        self._finish(self.training_step(batch))
-
-    def _finish(self, loss: torch.Tensor) -> None:
-        """Wait for the end of a step, by its loss."""
-        value = checked(loss)
+        value = checked(self.training_step(batch))
         self.steps += 1
         self.beats.step(self.steps, loss=value)
 
@@ -215,28 +196,31 @@ class HoldRun:
         end, not its loss: a copy to the host would queue behind the next step.
         """
         began = self.clock.now()
-        ends: list[StepEnd] = []
+        #: For each step: an event after it, its samples, and whether its batch was the first of an epoch.
+        ends: list[tuple[torch.cuda.Event, int, bool]] = []
         losses: list[torch.Tensor] = []
-        before: torch.cuda.Event | None = None
         while self.clock.now() - began < seconds:
-            number = self.steps + (before is not None)
+            turned = epoch_batches is not None and (self.steps + bool(ends)) % epoch_batches == 0
             batch = next(batches)
             losses.append(self.training_step(batch))
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            samples = samples_in(self.launch.workload, self.launch.ctx, batch) * self.spec.ranks
-            ends.append(StepEnd(event, samples, turned=epoch_batches is not None and number % epoch_batches == 0))
-            if before is not None:
-                before.synchronize()
+            event = mark()
+            ends.append((event, samples_in(self.launch.workload, self.launch.ctx, batch) * self.spec.ranks, turned))
+            if len(ends) > 1:
+                ends[-2][0].synchronize()
                 self.steps += 1
                 self.beats.step(self.steps)
-            before = event
         # Read while the card works: its clocks change as soon as it is idle.
         clock_mhz = self.card.sm_clock_mhz() if self.card else None
         for loss in losses:
             checked(loss)
-        self.steps += before is not None
-        return Sustained(rate_between(ends), self.clock.now() - began, clock_mhz)
+        self.steps += bool(ends)
+        # Without the turns of epochs. The first step only marks where the time begins.
+        counted, counted_s = 0, 0.0
+        for (start, _, _), (end, samples, turned) in pairwise(ends):
+            if not turned:
+                counted += samples
+                counted_s += start.elapsed_time(end) / 1e3
+        return Sustained(counted / counted_s if counted_s > 0 else None, self.clock.now() - began, clock_mhz)
 
     def settle(self, batches: Iterator[Any], plan: HoldPlan) -> bool:
         """Train until the peak stops growing; return whether it did.
@@ -286,33 +270,32 @@ class HoldRun:
             self.beats.enter(phase)
 
 
+def _computing(workload: Workload, ctx: Context, how: str) -> Callable[[nn.Module, Any], object]:
+    """Return what an evaluation, as in `Hold.evaluated`, computes of a model and a batch."""
+    evaluation = contract.optional(workload, "evaluate") if how == "evaluate" else None
+    return lambda m, batch: workload.loss(ctx, m, batch) if evaluation is None else evaluation(ctx, m, batch)
+
+
 def _evaluate(run: HoldRun, workload: Workload, ctx: Context, batches: Iterator[Any]) -> str:
     """Evaluate some batches and return how, as in `Hold.evaluated`. The model is left in training mode."""
-    evaluation = contract.optional(workload, "evaluate")
     model = run.training_step.model
 
-    def loss(m: nn.Module, batch: Any) -> torch.Tensor:
-        return workload.loss(ctx, m, batch)
-
-    def go(compute: Callable[[nn.Module, Any], object]) -> None:
+    def go(how: str) -> str:
+        model.train(how == "train")
         for number in range(EVALUATED):
-            run.forward(compute, next(batches), first=number == 0)
+            run.forward(_computing(workload, ctx, how), next(batches), first=number == 0)
+        return how
 
     try:
-        model.eval()
-        if evaluation is not None:
-            go(lambda m, batch: evaluation(ctx, m, batch))
-            return "evaluate"
+        if contract.optional(workload, "evaluate") is not None:
+            return go("evaluate")
         try:
-            go(loss)
-            return "eval"
+            return go("eval")
         except Exception as error:
             # Some models, such as detection models, return no losses in evaluation mode.
-            if classify(error, run.spec, run.beats.phase).status is TrialStatus.OOM:
+            if classify(error, run.spec).status is TrialStatus.OOM:
                 raise
-        model.train()
-        go(loss)
-        return "train"
+        return go("train")
     finally:
         model.train()
 
@@ -327,15 +310,12 @@ def _time_evaluation(
     Args:
         ends: `clock` reading after which no turn begins.
     """
-    evaluation = contract.optional(workload, "evaluate") if evaluated == "evaluate" else None
+    compute = _computing(workload, ctx, evaluated)
     model, samples = run.training_step.model, samples_in(workload, run.launch.ctx, batch)
     modes: dict[str, Callable[[], AbstractContextManager[Any]]] = {"no_grad": torch.no_grad}
     if not compiles(run.spec.config):
         # A compiled model would be compiled once more for it.
         modes["inference"] = torch.inference_mode
-
-    def compute(m: nn.Module, part: Any) -> object:
-        return workload.loss(ctx, m, part) if evaluation is None else evaluation(ctx, m, part)
 
     seconds: dict[str, list[float]] = {name: [] for name in modes}
     model.train(evaluated == "train")

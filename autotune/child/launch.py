@@ -22,27 +22,28 @@ from autotune.training.feed import Collate, SampleOrder
 from autotune.training.process_settings import process
 from autotune.training.step import Wrap, open_loader, workload_knobs
 from autotune.workload import contract
-from autotune.workload.contract import Context, Workload
-
-# Progress reports ("beats") from the child to its launcher, written as training steps complete.
+from autotune.workload.contract import Context
 
 #: Minimum seconds between beats. Steps can be much faster than anyone reads.
 MIN_GAP_S = 0.1
 
 
 class Beats:
-    """Writes one JSON line per beat and keeps the seconds spent in each phase.
+    """Reports progress to the launcher, one JSON line per beat, and keeps the seconds spent in each phase.
 
     Args:
         descriptor: the write end of the launcher's pipe. If the launcher is gone, a broken pipe is ignored. If it is
             stopped, a full pipe drops beats instead of holding up the training.
+
+    Attributes:
+        clock: that of the launch. began: its reading at the start of the launch, from which start-up time is counted.
     """
 
     def __init__(self, descriptor: int, clock: Clock) -> None:
         os.set_blocking(descriptor, False)
         self._descriptor = descriptor
-        self._clock = clock
-        self._began = clock.now()
+        self.clock = clock
+        self.began = self._phase_began = clock.now()
         self._last = float("-inf")
         self.phase: Phase | None = None
         self.phase_s: dict[str, float] = {}
@@ -52,27 +53,27 @@ class Beats:
         self.samples_drawn: Callable[[], int | None] = lambda: None
         #: Why the last window does not count; ``None`` if it does.
         self.disturbed: str | None = None
-        self._turn: int | None = None
+        #: The entrant whose turn it is; ``None`` if there are no turns.
+        self.whose: int | None = None
 
     def enter(self, phase: Phase) -> None:
         """Start a phase, ending the previous one."""
         self.close()
         self.phase = phase
-        self._began = self._clock.now()
+        self._phase_began = self.clock.now()
         self._write(Beat(phase=phase))
 
     def step(self, number: int, *, rate_per_s: float | None = None, loss: float | None = None) -> None:
         """Report that a step of the current phase has finished."""
-        now = self._clock.now()
-        if self.phase is not None and now - self._last >= MIN_GAP_S:
+        if self.phase is not None and self.clock.now() - self._last >= MIN_GAP_S:
             self._write(
                 Beat(phase=self.phase, step=number, rate_per_s=rate_per_s, loss=loss, memory_bytes=self.memory_bytes())
             )
 
     def turn(self, number: int) -> None:
         """Report that an entrant's turn begins, at once: whatever ends the process from here on is charged to it."""
-        if self.phase is not None and number != self._turn:
-            self._turn = number
+        if self.phase is not None and number != self.whose:
+            self.whose = number
             self._write(Beat(phase=self.phase))
 
     def processes(self, pids: Iterable[int]) -> None:
@@ -81,21 +82,16 @@ class Beats:
         with contextlib.suppress(BrokenPipeError, BlockingIOError):
             os.write(self._descriptor, b"".join(b'{"forked": %d}\n' % pid for pid in pids))
 
-    @property
-    def whose(self) -> int | None:
-        """The entrant whose turn it is; ``None`` if there are no turns."""
-        return self._turn
-
     def close(self) -> None:
         """End the current phase and add its duration to `phase_s`."""
         if self.phase is not None:
-            spent = self._clock.now() - self._began
+            spent = self.clock.now() - self._phase_began
             self.phase_s[self.phase.value] = self.phase_s.get(self.phase.value, 0.0) + spent
             self.phase = None
 
     def _write(self, beat: Beat) -> None:
-        self._last = self._clock.now()
-        stamped = beat.model_copy(update={"at_s": self._last, "turn": self._turn, "disturbed": self.disturbed})
+        self._last = self.clock.now()
+        stamped = beat.model_copy(update={"at_s": self._last, "turn": self.whose, "disturbed": self.disturbed})
         with contextlib.suppress(BrokenPipeError, BlockingIOError):
             os.write(self._descriptor, stamped.model_dump_json(exclude_none=True).encode() + b"\n")
 
@@ -191,8 +187,6 @@ def available_on(device: torch.device) -> int:
     return int(free_bytes + torch.cuda.memory_reserved(device))
 
 
-# The part that all kinds of launch share: loading the workload and initializing the device.
-
 #: On a CPU, a heat may take this many times the memory that one training may.
 HEAT_ROOM = 2
 
@@ -225,7 +219,17 @@ class Launch:
             # If that were the first card, a rank on another card would open a second context.
             torch.cuda.set_device(self.device)
         self.workload = contract.load(spec.workload)
-        self.ctx = _context(spec, self.workload, self.device)
+        self.ctx = Context(
+            device=str(self.device),
+            batch_size=int(spec.config.get("batch_size", spec.batch_size)),
+            image_size=spec.image_size,
+            seed=spec.seed,
+            data=spec.data,
+            args=contract.args_of(self.workload, spec.workload),
+            knobs=workload_knobs(self.workload, spec.config),
+            rank=spec.rank,
+            ranks=spec.ranks,
+        )
         self.order = SampleOrder(spec.seed, spec.first_sample, rank=spec.rank, ranks=spec.ranks)
         beats.samples_drawn = lambda: self.order.drawn * spec.ranks
 
@@ -299,17 +303,3 @@ def _trouble() -> str | None:
     driver = cards[0].driver_version
     # A library that is newer than the driver works on some cards only, and here torch has just failed.
     return trouble(torch.version.cuda, driver) or trouble(torch.version.cuda, driver, library=cuda_version())
-
-
-def _context(spec: TrialSpec, workload: Workload, device: torch.device) -> Context:
-    return Context(
-        device=str(device),
-        batch_size=int(spec.config.get("batch_size", spec.batch_size)),
-        image_size=spec.image_size,
-        seed=spec.seed,
-        data=spec.data,
-        args=contract.args_of(workload, spec.workload),
-        knobs=workload_knobs(workload, spec.config),
-        rank=spec.rank,
-        ranks=spec.ranks,
-    )

@@ -1,4 +1,9 @@
-"""Tuning a training while it goes on."""
+"""Tunes a training while it runs: ``autotune run --live``.
+
+``python -P -m autotune.child.live SPEC COMMANDS`` runs beside a script that has the agent in it, with the pipe to the
+agent at descriptor COMMANDS. Configurations take turns in the script's own loop, where every step trains, whichever
+configuration's turn it is; the fastest of those that are surely faster stays in force, and this process ends.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 
 import psutil
 
@@ -30,7 +35,6 @@ from autotune.base.records import (
     HeatPlan,
     Host,
     LiveSpec,
-    Phase,
     Probe,
     TrialStatus,
     Turn,
@@ -38,9 +42,9 @@ from autotune.base.records import (
 )
 from autotune.base.version import __version__
 from autotune.child.script_launches import probe_of
-from autotune.child.script_process import LOOK_S, tell
+from autotune.child.script_process import LOOK_S, Watched
 from autotune.child.script_turns import ScriptTurns, TurnPlan
-from autotune.child.trail import DeliveryLog, SeenStep, Trail, told_deliveries
+from autotune.child.trail import DeliveryLog, Trail, told_deliveries
 from autotune.child.windows import SurroundingsReader
 from autotune.knobs import KNOBS, Scope, spell
 from autotune.knobs.compile_mode import GUESS_S, mode_of
@@ -52,8 +56,6 @@ from autotune.profile import Conditions, Gives, Measured, Profile, ProfileWorklo
 from autotune.space import Space, SpaceRequest, build_space, canonical, key
 from autotune.space.formatting import describe
 from autotune.stats.racing import PRIORS, Contender, Rounds
-
-# Which configurations are compared while a training goes on.
 
 #: How much a single change may cost, as a fraction of the expected training time. Compilation, during which nothing
 #: trains, is the one that costs much at once.
@@ -143,11 +145,7 @@ def _with_change(space: Space, own: Config, config: Config, other: Config) -> di
 
 def other_workers(space: Space, waits: float, host: Host) -> list[dict[str, Value]]:
     """Return the script's own configuration with other numbers of workers, around the number that keeps the device
-    busy.
-
-    Args:
-        waits: fraction of the time that the script spends waiting for its loader.
-    """
+    busy, given the fraction of the time that the script waits for its loader."""
     own = space.baseline
     workers = workers_of(own)
     # Without workers, the loader works only while the device waits; with workers, all the time.
@@ -167,20 +165,13 @@ def surest_workers(heat: Heat) -> HeatEntrant | None:
 
 
 def surest(heat: Heat, among: Sequence[HeatEntrant] | None = None) -> HeatEntrant | None:
-    """Return the fastest entrant that is surely faster than the reference.
-
-    Args:
-        among: the entrants to choose from; ``None`` for all.
-    """
+    """Return the fastest entrant, of some or of all, that is surely faster than the reference."""
     faster = [
         e
         for e in (heat.entrants[1:] if among is None else among)
         if e.ratio and e.ratio_ci95 and e.ratio > LEAST_GAIN and e.ratio_ci95[0] > 1
     ]
     return max(faster, key=lambda e: e.ratio or 0.0, default=None)
-
-
-# The result of tuning a training while it runs, as a profile and as a report.
 
 
 @dataclass(frozen=True)
@@ -203,141 +194,20 @@ class Found:
     """The result of tuning.
 
     Attributes:
-        config: the configuration that stays in force. ratio: ``(ratio, low, high)`` of its rate to that of the script's
-            own configuration, as the last race shows; ``whole``: including the wait for the loader. own_per_s: rate of
-            the script's own configuration, ``(rate, low, high)``, including that wait.
-        races: in order. left_out: what was not tried, and why.
+        config: the configuration that stays in force. whole: ``(ratio, low, high)`` of its rate to that of the script's
+            own configuration, as the last race shows, including the wait for the loader. own_per_s: rate of the
+            script's own configuration, ``(rate, low, high)``, including that wait.
         wait: fraction of the time that the script waited for its loader under ``config``.
         epoch_turn_s: seconds that the beginning of an epoch takes under ``config``, included in ``whole``; ``None`` if
             it was not observed.
     """
 
     config: Config
-    ratio: tuple[float, float, float]
-    whole: tuple[float, float, float]
-    own_per_s: tuple[float, float, float]
-    races: Sequence[Raced]
-    left_out: Sequence[str]
-    wait: float
+    whole: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    own_per_s: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    wait: float = 0.0
     epoch_turn_s: float | None = None
 
-
-def live_profile(
-    found: Found,
-    spec: LiveSpec,
-    space: Space,
-    probe: Probe,
-    host: Host,
-    card: Gpu | None,
-    *,
-    peak_bytes: int | None,
-    elapsed_s: float,
-) -> Profile:
-    """Return the result of tuning as a profile.
-
-    Args:
-        card: the card that the script trains on, as NVML reports it. peak_bytes: peak of device memory. elapsed_s: how
-            long tuning took.
-    """
-    cpu = probe.device == "cpu"
-    rate, low, high = found.own_per_s
-    ratio, ratio_low, ratio_high = found.whole
-    turns = [t for race in found.races for e in race.heat.entrants for t in e.turns if t is not None]
-    return Profile(
-        workload=ProfileWorkload(name=spec.workload.name, sha256=spec.workload.sha256),
-        configuration=dict(found.config),
-        gives=Gives(
-            samples_per_second=rate * ratio,
-            ci95=(low * ratio, high * ratio),
-            speedup=ratio,
-            speedup_ci95=(ratio_low, ratio_high),
-            peak_memory_bytes=peak_bytes,
-            peak_memory_is="host" if cpu else "device",
-            compile_seconds=0.0,
-            startup_seconds=0.0,
-            loader_wait_fraction=found.wait if WORKERS in space.baseline else None,
-            epoch_turn_seconds=found.epoch_turn_s,
-            launches=1,
-            same_batch=True,
-        ),
-        baseline=Measured(configuration=dict(space.baseline), samples_per_second=rate, ci95=(low, high)),
-        conditions=Conditions(
-            device=probe.device,
-            device_name=host.cpu_model if cpu else probe.device_name,
-            image_size=None,
-            data="none",
-            epoch_samples=probe.dataset_samples,
-            worker_start_method="fork",
-            seed=0,
-            allow_busy=True,
-            counts="samples" if WORKERS in space.baseline else "steps",
-        ),
-        fingerprint=fingerprint(probe, host, card, DataRef(kind="none")),
-        versions=Versions(
-            autotune=__version__,
-            torch=probe.torch_version,
-            torchvision=probe.torchvision_version,
-            python=probe.python_version,
-            cuda=probe.cuda_version,
-            cudnn=probe.cudnn_version,
-            driver=None if card is None else card.driver_version,
-        ),
-        provenance=Provenance(
-            study=PurePath(spec.folder).name,
-            trial=0,
-            objective="throughput",
-            trials={},
-            measured_seconds=sum(t.seconds for t in turns),
-            elapsed_seconds=elapsed_s,
-            created=timestamp(),
-        ),
-    ).sealed()
-
-
-def sentences(found: Found, own: Config, *, elapsed_s: float, steps_lost: int) -> list[str]:
-    """Return the lines of the report, the first of which says what is in force now.
-
-    Args:
-        own: the script's own configuration. elapsed_s: how long tuning took. steps_lost: steps that were taken with
-            gradients of zero.
-    """
-    tried = len({key(e.config) for race in found.races for e in race.heat.entrants} - {key(own)})
-    if found.config == own:
-        first = f"live: nothing was surely faster than the script as it stands, of {tried} changes in {elapsed_s:.0f} s"
-    else:
-        ratio, low, high = found.whole
-        what = describe(found.config, own)
-        first = f"live: {what} from now on, {ratio:.2f}× ({low:.2f} to {high:.2f}) as fast"
-        if found.epoch_turn_s is None and workers_of(found.config) != workers_of(own):
-            first += ", without the starts of its epochs, which were not measured"
-    lines = [first, ""]
-    for race in found.races:
-        heat = race.heat
-        beside = heat.reference.config
-        than = "" if beside == own else f", beside {describe(beside, own)}"
-        lines += [f"{race.title}, {heat.measured_s:.0f} s of turns{than}; {heat.ended}:"]
-        for entrant in heat.entrants[1:]:
-            if entrant.ratio is not None and entrant.ratio_ci95 is not None:
-                low, high = entrant.ratio_ci95
-                rate = f"{entrant.ratio:.3f}× ({low:.3f} to {high:.3f}){'' if race.whole else ' without loading'}"
-            else:
-                rate = f"no figure: {entrant.cause}"
-            lines.append(f"- {describe(entrant.config, own)}: {rate}")
-        lines.append("")
-    if found.left_out:
-        lines += ["Not tried:", *(f"- {words}" for words in found.left_out), ""]
-    if steps_lost:
-        lines += [f"Steps with gradients of zero, because a configuration failed in them: {steps_lost}", ""]
-    if found.wait:
-        lines += [f"Waiting for the loader: {100 * found.wait:.0f} % of the time", ""]
-    return lines
-
-
-# Tunes a training while it runs: ``autotune run --live``.
-#
-# ``python -P -m autotune.child.live SPEC COMMANDS`` runs beside a script that has the agent in it, with the pipe to the
-# agent at descriptor COMMANDS. Configurations take turns in the script's own loop, where every step trains, whichever
-# configuration's turn it is; the fastest of those that are surely faster stays in force, and this process ends.
 
 #: Fractions of the expected training time spent on comparing configurations: first with one change each, then with the
 #: best changes combined.
@@ -349,15 +219,15 @@ LOADER, WAITS = 0.05, 0.1
 TURN_S = 0.5
 #: A turn is ended once it has taken this many times as long as it should.
 LIMIT = 3.0
-#: The ratio of a configuration to itself; and what `Tuning._with_epochs` returns where epochs were not observed.
-_NOTHING, _SAME = (1.0, 1.0, 1.0), (1.0, 1.0, None)
+#: What `Tuning._with_epochs` returns where epochs were not observed.
+_SAME = (1.0, 1.0, None)
 
 
 class ScriptEndedError(Exception):
     """The script has ended while it was tuned."""
 
 
-class LiveScript:
+class LiveScript(Watched):
     """A script that another process has started, with the agent in it.
 
     Args:
@@ -365,11 +235,8 @@ class LiveScript:
         path: of the file that the agent writes.
     """
 
-    def __init__(self, pid: int, path: Path) -> None:
-        self.trail = Trail(path)
-        self.found: list[SeenStep] = []
-        self.in_background = False
-        self.rate_per_s: float | None = None
+    def __init__(self, pid: int, path: Path, commands: int) -> None:
+        super().__init__(Trail(path), commands)
         try:
             self._process: psutil.Process | None = psutil.Process(pid)
         except psutil.NoSuchProcess:
@@ -377,7 +244,6 @@ class LiveScript:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the script has ended by itself."""
         if self._process is None:
             return True
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -385,11 +251,7 @@ class LiveScript:
         return True
 
     def looks(self) -> Iterator[int]:
-        """Keep yielding the number of steps that an optimizer has taken.
-
-        Raises:
-            ScriptEndedError: the script has ended, or can no longer be watched.
-        """
+        # Raises `ScriptEndedError` once the script has ended, or can no longer be watched.
         while True:
             ended = self.has_ended
             self.found = self.trail.read()
@@ -407,18 +269,19 @@ class Tuning:
     """Tunes one training.
 
     Args:
-        commands: descriptor of the pipe on which the agent is told whose turn it is.
+        commands: see `Watched`.
     """
 
+    _probe: Probe
+    _space: Space
+
     def __init__(self, spec: LiveSpec, commands: int, clock: Clock) -> None:
-        self._spec, self._commands, self._clock = spec, commands, clock
+        self._spec, self._clock = spec, clock
         self._files = StudyFiles(Path(spec.folder))
         self._launch = LaunchFiles(Path(spec.folder))
-        self._script = LiveScript(spec.pid, self._launch.trail)
+        self._script = LiveScript(spec.pid, self._launch.trail, commands)
         self._in_command = script_entry.places(spec.words)
         self._order = random.Random(0)
-        #: The script's own configuration.
-        self._own: Config = {}
         self._races: list[Raced] = []
         self._left_out: list[str] = []
 
@@ -426,9 +289,7 @@ class Tuning:
         """Wait until everything that the script trains with has been observed, tune it, and write a profile and a
         report."""
         began = self._clock.now()
-        for _ in self._script.looks():
-            if self._script.trail.own is not None:
-                break
+        self._script.wait_for_all()
         host = read_host()
         command = CommandRef(words=self._spec.words, folder=os.getcwd(), samples_per_step=None)
         facts = self._script.trail.own or {}
@@ -438,28 +299,29 @@ class Tuning:
             )
             self._report([f"Not tuned: {why}."])
             return
-        probe = probe_of(command, self._script.trail, facts, self._in_command, self._spec.workload)
-        space = build_space(probe, host, SpaceRequest())
-        self._own = space.baseline
-        result = self._tune(space, probe)
-        elapsed_s, trail = self._clock.now() - began, self._script.trail
-        lines = sentences(result, space.baseline, elapsed_s=elapsed_s, steps_lost=trail.steps_lost)
+        self._probe = probe_of(command, self._script.trail, facts, self._in_command, self._spec.workload)
+        self._space = build_space(self._probe, host, SpaceRequest())
+        found = self._tune()
+        elapsed_s = self._clock.now() - began
+        lines = self._sentences(found, elapsed_s)
         sentence = lines[0]
-        if result.config != space.baseline:
-            card, peak = _card(probe), trail.reserved_bytes
-            profile = live_profile(result, self._spec, space, probe, host, card, peak_bytes=peak, elapsed_s=elapsed_s)
-            write(profile, self._files.profile)
+        if found.config != self._own:
+            write(self._profile(found, host, elapsed_s), self._files.profile)
             sentence = f"{sentence}; {self._files.profile}"
-        turns = self._turns([result.config], probe)
-        turns.settle(0, sentence)
+        self._turns([found.config]).settle(0, sentence)
         self._report(lines)
 
-    def _tune(self, space: Space, probe: Probe) -> Found:
-        own, expect_s = space.baseline, self._spec.expect_s
-        base = self._with_workers(space, probe)
-        changed, left_out = changes(space, base, probe.device, self._spec)
+    @property
+    def _own(self) -> Config:
+        """The script's own configuration."""
+        return self._space.baseline
+
+    def _tune(self) -> Found:
+        own, space = self._own, self._space
+        base = self._with_workers()
+        changed, left_out = changes(space, base, self._probe.device, self._spec)
         self._left_out += left_out
-        first = self._race("One change each", [base, *changed], probe, FIRST * expect_s) if changed else None
+        first = self._race("One change each", [base, *changed], FIRST) if changed else None
         measured = [] if first is None else [e for e in first.heat.entrants[1:] if e.ratio is not None]
         measured.sort(key=lambda e: -(e.ratio or 0.0))
         better = [e.config for e in measured if (e.ratio or 0.0) > LEAST_GAIN]
@@ -468,13 +330,9 @@ class Tuning:
         if base != own:
             finalists = [dict(base), *finalists]
         # Use the figures of the last race alone: those by which its entrants were chosen are biased in their favour.
-        second = (
-            self._race("Together", [own, *finalists], probe, SECOND * expect_s, whole=base != own)
-            if finalists
-            else None
-        )
+        second = self._race("Together", [own, *finalists], SECOND, whole=base != own) if finalists else None
         if second is None:
-            return Found(own, _NOTHING, _NOTHING, (0.0, 0.0, 0.0), self._races, self._left_out, 0.0)
+            return Found(own)
         best = surest(second.heat) or second.heat.entrants[0]
         number = second.heat.entrants.index(best)
         rows = {
@@ -482,28 +340,21 @@ class Tuning:
             for i, e in enumerate(second.heat.entrants)
             if i in (0, number) and any(e.turns)
         }
-        compared = stats.compare_rounds(rows, prior=PRIORS["cpu" if probe.device == "cpu" else "cuda"], robust=True)
+        prior = PRIORS["cpu" if self._probe.device == "cpu" else "cuda"]
+        compared = stats.compare_rounds(rows, prior=prior, robust=True)
         rate, ratio = compared.rate(0), compared.ratio(number, 0)
         turns = [t for t in second.heat.entrants[0].turns if t is not None]
         samples = sum(t.samples for t in turns) / sum(t.steps for t in turns)
         step_s = samples / rate.per_s, samples / rate.per_s / ratio[0]
-        whole, own_part, turn_s = self._with_epochs([own, best.config], samples, step_s, probe) if number else _SAME
+        whole, own_part, turn_s = self._with_epochs([own, best.config], samples, step_s) if number else _SAME
         if _times(ratio, whole)[1] <= 1:
             # Nothing is surely faster; or epochs are short, and their beginnings cost what it gains inside them.
-            return Found(own, _NOTHING, _NOTHING, (0.0, 0.0, 0.0), self._races, self._left_out, second.waits[0])
-        return Found(
-            best.config,
-            (best.ratio or 1.0, *(best.ratio_ci95 or (1.0, 1.0))),
-            _times(ratio, whole),
-            _times((rate.per_s, rate.low_per_s, rate.high_per_s), own_part),
-            self._races,
-            self._left_out,
-            second.waits[number],
-            turn_s,
-        )
+            return Found(own, wait=second.waits[0])
+        own_per_s = _times((rate.per_s, rate.low_per_s, rate.high_per_s), own_part)
+        return Found(best.config, _times(ratio, whole), own_per_s, second.waits[number], turn_s)
 
     def _with_epochs(
-        self, entrants: Sequence[Config], samples: float, step_s: tuple[float, float], probe: Probe
+        self, entrants: Sequence[Config], samples: float, step_s: tuple[float, float]
     ) -> tuple[float, float, float | None]:
         """Let two configurations train until an epoch begins. Return the factors by which the beginnings of epochs
         change the ratio of the second to the first, and the rate of the first, and the seconds that one takes under the
@@ -512,7 +363,7 @@ class Tuning:
         Args:
             samples: of a step. step_s: seconds of a step inside an epoch, under each.
         """
-        turns, most_s = self._turns(entrants, probe, whole=True), SECOND * self._spec.expect_s
+        turns, most_s = self._turns(entrants, whole=True), SECOND * self._spec.expect_s
         all_turns_s = [turns.epoch_turn_s(number, samples, seconds, most_s) for number, seconds in enumerate(step_s)]
         steps = turns.epoch_steps(samples)
         known_s = [turn_s for turn_s in all_turns_s if turn_s is not None]
@@ -523,11 +374,11 @@ class Tuning:
         )
         return second / first, first, known_s[1]
 
-    def _with_workers(self, space: Space, probe: Probe) -> Config:
+    def _with_workers(self) -> Config:
         """Return the script's own configuration, with another number of workers if it waits for its loader and that is
         surely faster."""
-        own = space.baseline
-        turns = self._turns([own], probe, whole=True)
+        own, space = self._own, self._space
+        turns = self._turns([own], whole=True)
         entrant = Contender(0, own)
         # Needed even without a loader: if something fails, the agent goes back to its very first turn, and races
         # shuffle the order.
@@ -544,7 +395,7 @@ class Tuning:
         accepted = self._delivering_the_same(own, others)
         if not accepted:
             return own
-        race = self._race("Workers", [own, *accepted], probe, LOADER * self._spec.expect_s, whole=True)
+        race = self._race("Workers", [own, *accepted], LOADER, whole=True)
         best = None if race is None else surest_workers(race.heat)
         return own if best is None else best.config
 
@@ -575,10 +426,7 @@ class Tuning:
         arguments = script_entry.door_arguments(config, in_command=self._in_command).get("loader", {})
         arguments.pop("batch_size", None)
         wanted = self._script.trail.loads + 1
-        tell(
-            self._commands,
-            {"deliver": {"arguments": arguments, "noted": told_deliveries(plan, self._launch)}},
-        )
+        self._script.tell(deliver={"arguments": arguments, "noted": told_deliveries(plan, self._launch)})
         for _ in self._script.looks():
             if self._script.trail.loads == wanted:
                 break
@@ -593,24 +441,115 @@ class Tuning:
             return str(event["refused"])
         return DeliveryLog(plan, self._launch).found() or "nothing was noted"
 
-    def _race(
-        self, title: str, entrants: Sequence[Config], probe: Probe, max_s: float, *, whole: bool = False
-    ) -> Raced | None:
+    def _profile(self, found: Found, host: Host, elapsed_s: float) -> Profile:
+        """Return the result of tuning as a profile."""
+        probe, space, card = self._probe, self._space, _card(self._probe)
+        cpu = probe.device == "cpu"
+        rate, low, high = found.own_per_s
+        ratio, ratio_low, ratio_high = found.whole
+        turns = [t for race in self._races for e in race.heat.entrants for t in e.turns if t is not None]
+        return Profile(
+            workload=ProfileWorkload(name=self._spec.workload.name, sha256=self._spec.workload.sha256),
+            configuration=dict(found.config),
+            gives=Gives(
+                samples_per_second=rate * ratio,
+                ci95=(low * ratio, high * ratio),
+                speedup=ratio,
+                speedup_ci95=(ratio_low, ratio_high),
+                peak_memory_bytes=self._script.trail.reserved_bytes,
+                peak_memory_is="host" if cpu else "device",
+                compile_seconds=0.0,
+                startup_seconds=0.0,
+                loader_wait_fraction=found.wait if WORKERS in space.baseline else None,
+                epoch_turn_seconds=found.epoch_turn_s,
+                launches=1,
+                same_batch=True,
+            ),
+            baseline=Measured(configuration=dict(space.baseline), samples_per_second=rate, ci95=(low, high)),
+            conditions=Conditions(
+                device=probe.device,
+                device_name=host.cpu_model if cpu else probe.device_name,
+                image_size=None,
+                data="none",
+                epoch_samples=probe.dataset_samples,
+                worker_start_method="fork",
+                seed=0,
+                allow_busy=True,
+                counts="samples" if WORKERS in space.baseline else "steps",
+            ),
+            fingerprint=fingerprint(probe, host, card, DataRef(kind="none")),
+            versions=Versions(
+                autotune=__version__,
+                torch=probe.torch_version,
+                torchvision=probe.torchvision_version,
+                python=probe.python_version,
+                cuda=probe.cuda_version,
+                cudnn=probe.cudnn_version,
+                driver=None if card is None else card.driver_version,
+            ),
+            provenance=Provenance(
+                study=self._files.name,
+                trial=0,
+                objective="throughput",
+                trials={},
+                measured_seconds=sum(t.seconds for t in turns),
+                elapsed_seconds=elapsed_s,
+                created=timestamp(),
+            ),
+        ).sealed()
+
+    def _sentences(self, found: Found, elapsed_s: float) -> list[str]:
+        """Return the lines of the report, the first of which says what is in force now."""
+        own = self._own
+        tried = len({key(e.config) for race in self._races for e in race.heat.entrants} - {key(own)})
+        if found.config == own:
+            first = (
+                f"live: nothing was surely faster than the script as it stands, of {tried} changes in {elapsed_s:.0f} s"
+            )
+        else:
+            ratio, low, high = found.whole
+            what = describe(found.config, own)
+            first = f"live: {what} from now on, {ratio:.2f}× ({low:.2f} to {high:.2f}) as fast"
+            if found.epoch_turn_s is None and workers_of(found.config) != workers_of(own):
+                first += ", without the starts of its epochs, which were not measured"
+        lines = [first, ""]
+        for race in self._races:
+            heat = race.heat
+            beside = heat.reference.config
+            than = "" if beside == own else f", beside {describe(beside, own)}"
+            lines += [f"{race.title}, {heat.measured_s:.0f} s of turns{than}; {heat.ended}:"]
+            for entrant in heat.entrants[1:]:
+                if entrant.ratio is not None and entrant.ratio_ci95 is not None:
+                    low, high = entrant.ratio_ci95
+                    rate = f"{entrant.ratio:.3f}× ({low:.3f} to {high:.3f}){'' if race.whole else ' without loading'}"
+                else:
+                    rate = f"no figure: {entrant.cause}"
+                lines.append(f"- {describe(entrant.config, own)}: {rate}")
+            lines.append("")
+        if self._left_out:
+            lines += ["Not tried:", *(f"- {words}" for words in self._left_out), ""]
+        if lost := self._script.trail.steps_lost:
+            lines += [f"Steps with gradients of zero, because a configuration failed in them: {lost}", ""]
+        if found.wait:
+            lines += [f"Waiting for the loader: {100 * found.wait:.0f} % of the time", ""]
+        return lines
+
+    def _race(self, title: str, entrants: Sequence[Config], part: float, *, whole: bool = False) -> Raced | None:
+        """Let configurations race for a part of the expected training time."""
+        max_s = part * self._spec.expect_s
         plan = HeatPlan(entrants=tuple(dict(c) for c in entrants), turn_s=TURN_S, max_s=max_s)
-        turns = self._turns(plan.entrants, probe, whole=whole)
-        heat = Rounds(plan, _Logged(turns), self._clock, self._order).run(self._clock.now())
+        turns = self._turns(plan.entrants, whole=whole)
+        heat = Rounds(plan, turns, self._clock, self._order).run(self._clock.now())
         if heat is None:
             return None
         waits = tuple(waited_s / seconds if seconds else 0.0 for waited_s, seconds in turns.waited)
         self._races.append(Raced(title, heat, waits, whole))
         return self._races[-1]
 
-    def _turns(self, entrants: Sequence[Config], probe: Probe, *, whole: bool = False) -> ScriptTurns:
-        how = TurnPlan(TURN_S, cuda=probe.device != "cpu", limit=LIMIT, whole=whole)
+    def _turns(self, entrants: Sequence[Config], *, whole: bool = False) -> ScriptTurns:
+        how = TurnPlan(TURN_S, cuda=self._probe.device != "cpu", limit=LIMIT, whole=whole)
         around = SurroundingsReader((), self._clock)
-        return ScriptTurns(
-            self._script, entrants, self._in_command, how, self._commands, around, _no_phase, self._clock, self._own
-        )
+        return _LoggedTurns(self._script, entrants, self._in_command, how, around, self._clock, self._own)
 
     def _report(self, lines: Sequence[str]) -> None:
         text = "\n".join([f"# {self._files.name}: tuned while it trained", "", *lines])
@@ -621,27 +560,16 @@ def _times(figures: tuple[float, float, float], factor: float) -> tuple[float, f
     return figures[0] * factor, figures[1] * factor, figures[2] * factor
 
 
-class _Logged:
-    """Takes turns and writes a line for each to this process's log."""
-
-    def __init__(self, turns: ScriptTurns) -> None:
-        self._turns = turns
-        self.prior = turns.prior
-
-    @property
-    def switch_s(self) -> float:
-        return self._turns.switch_s
+class _LoggedTurns(ScriptTurns):
+    """Turns of which each writes a line to this process's log."""
 
     def take(self, entrant: Contender) -> Turn | None:
-        turn = self._turns.take(entrant)
+        turn = super().take(entrant)
         values = " ".join(f"{n}={spell(v)}" for n, v in entrant.config.items())
         outcome = entrant.cause or "no turn" if turn is None else f"{turn.steps} steps, {turn.seconds:.3f} s"
         sys.stdout.write(f"{time.monotonic():.3f} {entrant.number}: {outcome} ({values})\n")
         sys.stdout.flush()
         return turn
-
-    def leave(self, entrant: Contender) -> None:
-        self._turns.leave(entrant)
 
 
 def _card(probe: Probe) -> Gpu | None:
@@ -651,10 +579,6 @@ def _card(probe: Probe) -> Gpu | None:
     # torch does not distinguish the UUID of a MIG instance from that of a card.
     bare = probe.device_uuid.removeprefix("GPU-")
     return next((c for c in with_instances(cards) if c.uuid.removeprefix("GPU-").removeprefix("MIG-") == bare), None)
-
-
-def _no_phase(phase: Phase) -> None:
-    """Ignore a phase: nobody waits for phases here."""
 
 
 def main() -> int:

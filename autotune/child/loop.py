@@ -8,20 +8,18 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, field
 from statistics import fmean, median
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 from autotune import stats
-from autotune.base.clock import Clock
 from autotune.base.records import Measurement, MeasurePlan, Phase, TrialSpec, Window
 from autotune.child.failure import Diverged, Slow
 from autotune.child.launch import Beats, Launch
-from autotune.child.windows import Block, SurroundingsReader, Timed, Windows, cards_of, processors_of, reason_to_discard
+from autotune.child.windows import Block, SurroundingsReader, Timed, Windows, reason_to_discard
 from autotune.knobs.compile_mode import compiles
 from autotune.machine.host import tree_memory_bytes
 from autotune.training.exchange import largest
@@ -43,12 +41,11 @@ from autotune.training.step import Step, build, move, samples_in, step_plan
 # The times of a window's steps: by the device's clock on CUDA, by the host's on a CPU.
 
 
-class Event(Protocol):
-    """A CUDA event that has been recorded."""
-
-    def elapsed_time(self, end_event: Any, /) -> float:
-        """Return the milliseconds from this event to a later one, by the device's clock."""
-        ...
+def mark() -> torch.cuda.Event:
+    """Record a CUDA event."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
 
 @dataclass(frozen=True)
@@ -65,18 +62,14 @@ class Taken:
     made_s: float
     host_s: float
     samples: int
-    events: tuple[Event, Event] | None = None
+    events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
     ready: bool = False
 
 
-def timed(taken: Sequence[Taken], value: Callable[[torch.Tensor], float]) -> tuple[Timed, ...]:
-    """Return the times of a window's steps. All events must have happened.
-
-    Args:
-        value: converts a loss to a number.
-    """
+def timed(taken: Sequence[Taken]) -> tuple[Timed, ...]:
+    """Return the times of a window's steps. All events must have happened."""
     steps: list[Timed] = []
-    previous: Event | None = None
+    previous: torch.cuda.Event | None = None
     for t in taken:
         device_s, wait_s = t.host_s, t.wait_s
         step_s = device_s + wait_s
@@ -90,7 +83,7 @@ def timed(taken: Sequence[Taken], value: Callable[[torch.Tensor], float]) -> tup
                 # A GPU that still has queued work while the host waits is not idle.
                 wait_s = min(wait_s, max(0.0, previous.elapsed_time(start) / 1e3))
             previous = end
-        loss = None if t.loss is None else value(t.loss)
+        loss = None if t.loss is None else checked(t.loss)
         steps.append(Timed(step_s, wait_s, device_s, t.made_s, loss, wait_s if t.ready else 0.0))
     return tuple(steps)
 
@@ -104,30 +97,7 @@ def after_the_first_s(taken: Sequence[Taken]) -> float | None:
     """
     if len(taken) < 2 or taken[0].events is None or taken[-1].events is None:
         return None
-    return taken[0].events[1].elapsed_time(taken[-1].events[1]) / 1e3
-
-
-@dataclass(frozen=True)
-class StepEnd:
-    """The end of one step of a training that goes on.
-
-    Attributes:
-        event: recorded after the step. turned: the step's batch was the first of an epoch.
-    """
-
-    event: Event
-    samples: int
-    turned: bool
-
-
-def rate_between(ends: Sequence[StepEnd]) -> float | None:
-    """Return the samples per second of steps in a row, without the turns of epochs; ``None`` if there are too few.
-
-    All events must have happened. The first step only marks where the time begins.
-    """
-    counted = [(before, after) for before, after in pairwise(ends) if not after.turned]
-    seconds = sum(before.event.elapsed_time(after.event) for before, after in counted) / 1e3
-    return sum(after.samples for _, after in counted) / seconds if seconds > 0 else None
+    return float(taken[0].events[1].elapsed_time(taken[-1].events[1])) / 1e3
 
 
 # The measuring loop: a plain training loop with a stopwatch beside it.
@@ -142,6 +112,7 @@ Work = Callable[[Any], torch.Tensor]
 FEWEST_STEPS = {"cpu": 1, "cuda": 2}
 
 
+@dataclass
 class Loop:
     """Runs and times the steps of one launch, from the second on.
 
@@ -159,32 +130,25 @@ class Loop:
         made_s, idle_s: of all batches since measuring began; see `Made`.
     """
 
-    def __init__(
-        self,
-        plan: MeasurePlan,
-        work: Work | None,
-        source: Source,
-        beats: Beats,
-        device: torch.device,
-        count: Callable[[Any], int],
-        around: SurroundingsReader,
-    ) -> None:
-        self.windows = Windows(plan, around.cores)
-        self.warmup_losses: list[float] = []
-        self.warmup_steps = 0
-        self.warmup_s = 0.0
-        self.drained = False
-        self.too_long = False
-        self.waits_inside = False
-        self.made_s = self.idle_s = 0.0
-        self._plan = plan
-        self._work = work
-        self._source = source
-        self._beats = beats
-        self._device = device
-        self._cuda = device.type == "cuda" and work is not None
-        self._count = count
-        self._around = around
+    plan: MeasurePlan
+    work: Work | None
+    source: Source
+    beats: Beats
+    device: torch.device
+    count: Callable[[Any], int]
+    around: SurroundingsReader
+    warmup_losses: list[float] = field(default_factory=list, init=False)
+    warmup_steps: int = field(default=0, init=False)
+    warmup_s: float = field(default=0.0, init=False)
+    drained: bool = field(default=False, init=False)
+    too_long: bool = field(default=False, init=False)
+    waits_inside: bool = field(default=False, init=False)
+    made_s: float = field(default=0.0, init=False)
+    idle_s: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        self.windows = Windows(self.plan, self.around.cores)
+        self._cuda = self.device.type == "cuda" and self.work is not None
         self._number = 1
 
     @property
@@ -197,10 +161,10 @@ class Loop:
 
         Where whole epochs are measured, it goes on to the end of the epoch.
         """
-        plan, source = self._plan, self._source
+        plan, source = self.plan, self.source
         warmup_began = time.monotonic()
         drain = Drain(
-            source, working=self._work is not None, emptied=self._work is not None and empty_queue(source, self._beats)
+            source, working=self.work is not None, emptied=self.work is not None and empty_queue(source, self.beats)
         )
         while True:
             began = time.monotonic()
@@ -213,7 +177,7 @@ class Loop:
                 self.warmup_losses.append(checked(loss))  # synchronizes, like the end of a window
             seconds = time.monotonic() - began
             self._number += 1
-            self._beats.step(self._number, loss=self.warmup_losses[-1] if self.warmup_losses else None)
+            self.beats.step(self._number, loss=self.warmup_losses[-1] if self.warmup_losses else None)
             drained = drain.over(delivery, seconds)
             if self.warmup_steps < plan.warmup_steps:
                 continue
@@ -231,21 +195,16 @@ class Loop:
                 return
 
     def measure(self) -> None:
-        """Fill windows until there are enough.
-
-        Raises:
-            Disturbed: too many windows were disturbed for the rest to make a measurement.
-            Diverged: a loss was not finite.
-        """
+        """Fill windows until there are enough. Raises as `Windows.over` and `checked` do."""
         ended = time.monotonic()
-        self._around.read()
+        self.around.read()
         measure_began = began = time.monotonic()
         taken: list[Taken] = []
         late = False
         while True:
             # Windows never span an epoch boundary: one ends before it, the next begins after it.
-            turning = self._source.epoch_over
-            full = not self.windows.whole_epochs and time.monotonic() - began >= self._plan.min_window_s
+            turning = self.source.epoch_over
+            full = not self.windows.whole_epochs and time.monotonic() - began >= self.plan.min_window_s
             full = full and len(taken) >= FEWEST_STEPS["cuda" if self._cuda else "cpu"]
             if taken and (turning or full):
                 ended = self._close_window(taken, began, late=late)
@@ -253,14 +212,14 @@ class Loop:
                 if self.windows.over(ended - measure_began):
                     return
                 began = time.monotonic()
-            delivery = self._source.next()
+            delivery = self.source.next()
             if turning or delivery.turned:
                 # A loader that does not know its length turns within a window, which is then lost.
                 taken, late = [], False
-                self._around.begin()
+                self.around.begin()
                 ended = began = time.monotonic()
                 delivery = dataclasses.replace(delivery, wait_s=0.0)
-            elif not taken and self._source.workers and delivery.made.finished_s > ended:
+            elif not taken and self.source.workers and delivery.made.finished_s > ended:
                 # Booking the last window, or reading the machine's state before the first, took a moment that the
                 # workers made use of. They had nothing ready when it began, so a plain loop would have waited for that
                 # long.
@@ -272,23 +231,18 @@ class Loop:
             del delivery  # otherwise a window's worth of batches would pile up in memory
 
     def _do(self, batch: Any) -> torch.Tensor | None:
-        return None if self._work is None else self._work(batch)
+        return None if self.work is None else self.work(batch)
 
     def _take(self, delivery: Delivery) -> Taken:
-        samples = self._count(delivery.batch)
+        samples = self.count(delivery.batch)
         began = time.monotonic()
-        start = self._mark() if self._cuda else None
+        start = mark() if self._cuda else None
         loss = self._do(delivery.batch)
-        events = None if start is None else (start, self._mark())
-        host_s = time.monotonic() - began if self._work is not None else 0.0
+        events = None if start is None else (start, mark())
+        host_s = time.monotonic() - began if self.work is not None else 0.0
         self._number += 1
-        self._beats.step(self._number, rate_per_s=self.windows.rate_per_s)
+        self.beats.step(self._number, rate_per_s=self.windows.rate_per_s)
         return Taken(loss, delivery.wait_s, delivery.made.seconds, host_s, samples, events, delivery.ready)
-
-    def _mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
 
     def _close_window(self, taken: list[Taken], began: float, *, late: bool) -> float:
         """Synchronize, book the window, and return the time at which it ended.
@@ -299,12 +253,12 @@ class Loop:
         at_work: dict[str, int] = {}
         if self._cuda:
             # As soon as the card is idle, its clocks change, and what held them down is gone.
-            at_work = self._around.at_work()
+            at_work = self.around.at_work()
             torch.cuda.synchronize()
         ended = time.monotonic()
-        around, energy_j = self._around.read()
+        around, energy_j = self.around.read()
         around = around.model_copy(update=at_work)
-        counted, steps, seconds = taken, timed(taken, checked), ended - began
+        counted, steps, seconds = taken, timed(taken), ended - began
         # Only the host's clock can measure the wait for a late loader, or a whole epoch.
         steady_s = None if late or self.windows.whole_epochs else after_the_first_s(taken)
         if steady_s is not None:
@@ -315,9 +269,9 @@ class Loop:
             samples=sum(t.samples for t in counted),
             seconds=seconds,
             around=around,
-            discarded=reason_to_discard(around, self._around.cores, self._plan.busy_cores),
+            discarded=reason_to_discard(around, self.around.cores, self.plan.busy_cores),
         )
-        self._beats.disturbed = window.discarded
+        self.beats.disturbed = window.discarded
         self.windows.add(Block(window, steps, enqueue_s=taken[0].host_s, energy_j=energy_j))
         taken.clear()
         return ended
@@ -325,7 +279,7 @@ class Loop:
     def _look_for_waits(self, batch: Any) -> torch.Tensor | None:
         """Take a step and detect, with CUDA's sync debug mode, whether it synchronizes with the device midway."""
         # Copy the batch first: the copy may synchronize as well, which does not count.
-        batch = move(batch, self._device, non_blocking=False, channels_last=0)
+        batch = move(batch, self.device, non_blocking=False, channels_last=0)
         before = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -365,88 +319,66 @@ def empty_queue(source: Source, beats: Beats) -> bool:
 
 
 def checked(loss: torch.Tensor) -> float:
-    """Return the loss as a number, which synchronizes with the device.
-
-    Raises:
-        Diverged: it is not finite.
-    """
+    """Return the loss as a number, which synchronizes with the device. Raises `Diverged` if it is not finite."""
     value = float(loss)
     if not math.isfinite(value):
         raise Diverged(f"the loss became {value}")
     return value
 
 
-# A measure launch, phase by phase: train under a configuration and measure it.
-
-
-def measure(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Measurement:
+def measure(spec: TrialSpec, beats: Beats) -> Measurement:
     """Train under ``spec.config`` and measure.
-
-    Args:
-        began: `clock` reading at the start of the launch; start-up time is counted from it.
 
     Raises:
         Slow: the rate is certainly below the plan's threshold.
         Disturbed: other processes kept the machine too busy to measure.
         Diverged: a loss was not finite.
     """
-    launch = Measuring(spec, beats, clock, began)
+    launch = Measuring(spec, beats)
     # As in a plain loop, start the workers before initializing the device.
     feed = Feed(launch.loader)
     step = launch.build()
-    started = launch.first_step(feed.next(), step)
+    launch.first_step(feed.next(), step)
     loop = launch.run(feed, step)
     windows = loop.windows
     if windows.slow:
         # A single window gives no estimate of its error.
         turn_s = median(feed.turns_s) if feed.turns_s else None
-        measurement = launch.measurement(loop, started, turn_s) if len(windows.kept) > 1 else None
+        measurement = launch.measurement(loop, turn_s) if len(windows.kept) > 1 else None
         raise Slow(windows.rate.per_s, measurement)
     waits_s = median(step.wait_s for block in windows.kept for step in block.steps)
     batches = feed.epoch_batches
-    epoch_s = None if batches is None else batches * started.samples / windows.rate.per_s
+    epoch_s = None if batches is None else batches * launch.samples / windows.rate.per_s
     if spec.ranks > 1 and not feed.turns_s:
         # If a turn were forced here, the other ranks would wait for it instead of starting workers as well.
-        return launch.measurement(loop, started, None, feed.epoch_batches)
-    return launch.measurement(loop, started, epoch_turn_s(feed, waits_s, epoch_s), feed.epoch_batches)
-
-
-@dataclass(frozen=True)
-class Started:
-    """A launch up to and including its first step.
-
-    Attributes:
-        samples: in the first batch. startup_s, compile_s: see `Measurement`.
-        cache_warm: inductor's cache held every graph; ``None`` if nothing was compiled.
-        losses: of the first step, if there was one.
-    """
-
-    samples: int
-    startup_s: float
-    compile_s: float
-    cache_warm: bool | None
-    losses: tuple[float, ...]
+        return launch.measurement(loop, None, feed.epoch_batches)
+    return launch.measurement(loop, epoch_turn_s(feed, waits_s, epoch_s), feed.epoch_batches)
 
 
 class Measuring(Launch):
     """A launch that measures, with the phases that all of these share.
 
     Args:
-        began: `clock` reading at the start of the launch; start-up time is counted from it.
         cards: whether to watch the cards of all ranks, if there are any.
 
-    Raises:
-        WorkloadError: the data set does not fill one batch.
+    Attributes:
+        samples: in the first batch, of all ranks. startup_s, compile_s: see `Measurement`.
+        cache_warm: inductor's cache held every graph of the first step; ``None`` if nothing was compiled.
+        losses: of the first step, if there was one.
     """
 
-    def __init__(self, spec: TrialSpec, beats: Beats, clock: Clock, began: float, *, cards: bool = True) -> None:
+    samples: int
+    startup_s: float
+    compile_s = 0.0
+    cache_warm: bool | None = None
+    losses: tuple[float, ...] = ()
+
+    def __init__(self, spec: TrialSpec, beats: Beats, *, cards: bool = True) -> None:
         # Before CUDA is initialized, so that processes already on the card can be distinguished from this one. The
         # other ranks are children of the leader, too.
         self.root = os.getppid() if spec.ranks > 1 else os.getpid()
-        self.around = SurroundingsReader(cards_of(spec) if cards else (), clock, processors_of(spec), root=self.root)
+        self.around = SurroundingsReader.of(spec, beats.clock, cards=cards, root=self.root)
         super().__init__(spec, beats)
-        self.clock = clock
-        self.began = began
         self.learning_rate: float | None = None
         #: Graphs compiled by the end of the first step, and while the rate was measured.
         self.graphs = self.late_graphs = 0
@@ -460,24 +392,25 @@ class Measuring(Launch):
         """Run the build phase."""
         self.wake()
         step = build(self.workload, self.ctx, self.spec.config)
-        self.learning_rate = learning_rate_of(step.optimizer)
+        rate = step.optimizer.param_groups[0].get("lr")
+        self.learning_rate = None if rate is None else float(rate)
         return step
 
-    def first_step(self, delivery: Delivery, work: Work | None) -> Started:
+    def first_step(self, delivery: Delivery, work: Work | None) -> None:
         """Run the compile phase: the first step, or only the first batch if `work` is ``None``."""
-        samples = self.count(delivery.batch)
-        startup_s = self.clock.now() - self.began
+        self.samples, clock = self.count(delivery.batch), self.beats.clock
+        self.startup_s = clock.now() - self.beats.began
         self.beats.enter(Phase.COMPILE)
         if work is None:
-            return Started(samples, startup_s, 0.0, None, ())
-        began = self.clock.now()
-        loss = checked(work(delivery.batch))
-        compile_s = self.clock.now() - began
+            return
+        began = clock.now()
+        self.losses = (checked(work(delivery.batch)),)
+        self.compile_s = clock.now() - began
         self.memory.first_step_over()
         self.around.settle_in()
-        self.beats.step(1, loss=loss)
+        self.beats.step(1, loss=self.losses[0])
         self.graphs = graphs_compiled(self.spec)
-        return Started(samples, startup_s, compile_s, _cache_was_warm(self.spec), (loss,))
+        self.cache_warm = _cache_was_warm(self.spec)
 
     def run(self, source: Source, work: Work | None) -> Loop:
         """Run the warm-up and measure phases."""
@@ -490,9 +423,7 @@ class Measuring(Launch):
         self.late_graphs = graphs_compiled(self.spec) - before
         return loop
 
-    def measurement(
-        self, loop: Loop, started: Started, turn_s: float | None, epoch_batches: int | None = None
-    ) -> Measurement:
+    def measurement(self, loop: Loop, turn_s: float | None, epoch_batches: int | None = None) -> Measurement:
         """Put the results of the launch together.
 
         Args:
@@ -505,28 +436,28 @@ class Measuring(Launch):
         workers, _ = workers_and_queue(self.loader)
         made_s = fmean(step.made_s for step in steps)
         return windows.measured(
-            samples=started.samples,
+            samples=self.samples,
             # 0 stands for an epoch of unknown length.
-            epoch_samples=(length_of(self.loader) or epoch_batches or 0) * started.samples,
+            epoch_samples=(length_of(self.loader) or epoch_batches or 0) * self.samples,
             turn_s=turn_s,
             has_turns=False,
             warmup_steps=loop.warmup_steps,
             warmup_s=loop.warmup_s,
             drained=loop.drained,
-            unsettled=_recompiling(self.late_graphs) or _unsettled(loop, len(cut) + len(steps)),
+            unsettled=_unsettled(loop, len(cut) + len(steps), self.late_graphs),
             batch_size=self.ctx.batch_size,
             ranks=self.spec.ranks,
-            loader_capacity_per_s=max(1, workers) * started.samples / made_s if made_s else None,
+            loader_capacity_per_s=max(1, workers) * self.samples / made_s if made_s else None,
             loader_idle_fraction=max(0.0, loop.idle_s / loop.made_s) if loop.made_s else None,
             learning_rate=self.learning_rate,
             losses=_losses(steps),
-            first_losses=(*started.losses, *loop.warmup_losses, *_losses(cut)),
+            first_losses=(*self.losses, *loop.warmup_losses, *_losses(cut)),
             page_cache=self.spec.data.page_cache,
             alloc_retries=self.memory.alloc_retries,
             enqueue_s=loop.enqueue_s,
-            startup_s=started.startup_s,
-            compile_s=started.compile_s,
-            compile_cache_warm=started.cache_warm,
+            startup_s=self.startup_s,
+            compile_s=self.compile_s,
+            compile_cache_warm=self.cache_warm,
             recompiles=graphs_compiled(self.spec) - self.graphs if compiles(self.spec.config) else None,
             peak_allocated_bytes=self.memory.peak_bytes,
             peak_reserved_bytes=self.memory.peak_reserved_bytes,
@@ -535,24 +466,14 @@ class Measuring(Launch):
         )
 
 
-def learning_rate_of(optimizer: torch.optim.Optimizer) -> float | None:
-    """Return the learning rate of an optimizer's first group; ``None`` if it has none."""
-    rate = optimizer.param_groups[0].get("lr")
-    return None if rate is None else float(rate)
-
-
 def _losses(steps: Iterable[Timed]) -> tuple[float, ...]:
     return tuple(step.loss for step in steps if step.loss is not None)
 
 
-def _recompiling(graphs: int) -> str | None:
-    if not graphs:
-        return None
-    times = "once" if graphs == 1 else f"{graphs} times"
-    return f"the model was compiled again {times} while it was measured: its inputs go on changing"
-
-
-def _unsettled(loop: Loop, steps: int) -> str | None:
+def _unsettled(loop: Loop, steps: int, late_graphs: int) -> str | None:
+    if late_graphs:
+        times = "once" if late_graphs == 1 else f"{late_graphs} times"
+        return f"the model was compiled again {times} while it was measured: its inputs go on changing"
     if not loop.drained:
         return "the loader's queue was still draining when warm-up ran out of time"
     if loop.too_long:
@@ -596,52 +517,37 @@ RESIDENT = 4
 RESIDENT_FRACTION = 0.05
 
 
-def device_only(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Measurement:
+def device_only(spec: TrialSpec, beats: Beats) -> Measurement:
     """Train under ``spec.config`` on batches that are already on the device. The loader is closed before measuring.
 
-    Args:
-        began: `clock` reading at the start of the launch; start-up time is counted from it.
-
-    Raises:
-        Disturbed: other processes kept the machine too busy to measure.
-        Diverged: a loss was not finite.
+    Raises: as `measure`, except `Slow`.
     """
-    launch = Measuring(spec, beats, clock, began)
+    launch = Measuring(spec, beats)
     feed = Feed(launch.loader)
     step = launch.build()
     step.exchanges = spec.exchanges
     resident = resident_of(launch, feed)
-    started = launch.first_step(resident.next(), step)
-    return launch.measurement(launch.run(resident, step), started, turn_s=None)
+    launch.first_step(resident.next(), step)
+    return launch.measurement(launch.run(resident, step), turn_s=None)
 
 
-def loader_only(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Measurement:
+def loader_only(spec: TrialSpec, beats: Beats) -> Measurement:
     """Run the loader under ``spec.config`` as fast as it goes and discard its batches. No model is built.
 
-    Args:
-        began: `clock` reading at the start of the launch; start-up time is counted from it.
-
-    Raises:
-        Disturbed: other processes kept the machine too busy to measure.
+    Raises: `Disturbed`, as `measure`.
     """
     # Other processes on the card and its temperature do not affect a loader.
-    launch = Measuring(spec, beats, clock, began, cards=False)
+    launch = Measuring(spec, beats, cards=False)
     feed = Feed(launch.loader)
     launch.wake()
-    started = launch.first_step(feed.next(), None)
+    launch.first_step(feed.next(), None)
     loop = launch.run(feed, None)
     turn_s = median(feed.turns_s) if feed.turns_s else None
-    return launch.measurement(loop, started, turn_s, feed.epoch_batches)
+    return launch.measurement(loop, turn_s, feed.epoch_batches)
 
 
 def resident_of(launch: Measuring, feed: Feed) -> Resident:
     """Copy a few batches, at least one, to the device, and close the loader."""
-    resident = Resident(_to_stay(launch, feed))
-    feed.close()
-    return resident
-
-
-def _to_stay(launch: Measuring, feed: Feed) -> list[Any]:
     channels_last = step_plan(launch.spec.config).channels_last
     room = RESIDENT_FRACTION * launch.memory.capacity_bytes
     batches: list[Any] = []
@@ -651,7 +557,8 @@ def _to_stay(launch: Measuring, feed: Feed) -> list[Any]:
         room -= _bytes_of(batch)
         if room < _bytes_of(batch):
             break
-    return batches
+    feed.close()
+    return Resident(batches)
 
 
 def _bytes_of(batch: Any) -> int:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import itertools
-import multiprocessing
 import os
-import platform
 import random
-from collections.abc import Callable, Iterable, Iterator, Sized
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import torch
-import torchvision
 from torch.utils.data import Dataset, IterableDataset
 
+from autotune.agent.site.autotune_agent.facts import machine
 from autotune.agent.site.autotune_agent.in_place import own_malloc
 from autotune.base.clock import Clock
 from autotune.base.errors import UsageError
@@ -28,7 +27,7 @@ from autotune.knobs.alloc_conf import expands, limits_splitting
 from autotune.knobs.memory_format import has_images, has_volumes, mixes_formats, shares_memory
 from autotune.knobs.optimizer_impl import impls_offered, own_impl
 from autotune.machine import host
-from autotune.training.feed import Collate, length_of
+from autotune.training.feed import length_of
 from autotune.training.step import build, collate_of, data_of, first_batch, open_loader
 from autotune.workload import contract
 from autotune.workload.catalog import source_hash
@@ -63,9 +62,12 @@ def images_vary(
             samples.append(sample)
             if clock.now() > deadline:
                 return False if shapes and looked > 1 else None
-        for place, shape in _images(collate(samples), ()):
-            if shapes.setdefault(place, shape) != shape:
-                return True
+        for place, part in leaves(collate(samples)):
+            if isinstance(part, torch.Tensor) and part.dim() >= 3 and min(part.shape[-2:]) >= LEAST_SIDE:
+                # ``(H, W)``, or ``(D, H, W)`` of volumes, without the number of samples, channels or masks.
+                shape = tuple(part.shape[1:] if part.dim() == 3 else part.shape[2:])
+                if shapes.setdefault(place, shape) != shape:
+                    return True
     return False if shapes else None
 
 
@@ -86,30 +88,24 @@ def _random_batches(dataset: Dataset[Any], size: int, seed: int) -> Iterator[Ite
         yield (dataset[index] for index in rng.sample(range(count), min(size, count)))
 
 
-def _images(part: Any, place: tuple[object, ...]) -> Iterator[tuple[tuple[object, ...], tuple[int, ...]]]:
-    """Yield the place of each image-like tensor in a batch, with its shape: ``(H, W)``, or ``(D, H, W)`` for volumes.
-
-    The number of samples, channels or masks is not part of it.
-    """
-    if isinstance(part, torch.Tensor):
-        if part.dim() >= 3 and min(part.shape[-2:]) >= LEAST_SIDE:
-            yield place, tuple(part.shape[1:] if part.dim() == 3 else part.shape[2:])
-    elif isinstance(part, dict):
-        for name, inside in part.items():
-            yield from _images(inside, (*place, name))
+def leaves(part: Any, place: tuple[object, ...] = ()) -> Iterator[tuple[tuple[object, ...], Any]]:
+    """Yield what a batch or a sample consists of, with its place in dicts, tuples, lists and dataclasses."""
+    inside: Iterable[tuple[object, Any]]
+    if isinstance(part, dict):
+        inside = part.items()
     elif isinstance(part, tuple | list):
-        for index, inside in enumerate(part):
-            yield from _images(inside, (*place, index))
+        inside = enumerate(part)
     elif dataclasses.is_dataclass(part) and not isinstance(part, type):
-        for field in dataclasses.fields(part):
-            yield from _images(getattr(part, field.name), (*place, field.name))
+        inside = ((field.name, getattr(part, field.name)) for field in dataclasses.fields(part))
+    else:
+        yield place, part
+        return
+    for name, value in inside:
+        yield from leaves(value, (*place, name))
 
 
-# The probe: facts about torch, the device and the workload that the parent needs. Takes no training step.
-
-
-def probe(spec: TrialSpec, beats: Beats, clock: Clock) -> Probe:
-    """Collect facts about torch, the device and the workload.
+def probe(spec: TrialSpec, beats: Beats) -> Probe:
+    """Collect facts about torch, the device and the workload, without a training step.
 
     If the workload asks for one of our data sets, the data set is opened only after it has been checked or generated
     (it has an identity then).
@@ -125,8 +121,8 @@ def probe(spec: TrialSpec, beats: Beats, clock: Clock) -> Probe:
     size = ctx.image_size or (cpu_size if device.type == "cpu" else own_size)
     ctx = replace(ctx, image_size=size, data=_NotedData(**spec.data.model_dump()))
     # Only a GPU has knobs that depend on the shapes of images.
-    wait = wants and not spec.data.identity
-    data_set = None if wait else _look_at_data(workload, ctx, clock if device.type == "cuda" else None)
+    wait, clock = wants and not spec.data.identity, beats.clock if device.type == "cuda" else None
+    looked = {"sample_tensors": 0} if wait else _look_at_data(workload, ctx, clock)
     beats.enter(Phase.BUILD)
     step = build(workload, ctx, {})
     reason = None
@@ -138,31 +134,17 @@ def probe(spec: TrialSpec, beats: Beats, clock: Clock) -> Probe:
         raise UsageError(f"{spec.workload.name} makes its own data: {reason}", advice="leave --data out.")
     knobs = getattr(workload, "KNOBS", {})
     declared = {str(name): getattr(values, "changes_maths", None) for name, values in knobs.items()}
-    source = None if spec.workload.sha256 else _source_of(workload)
-    cuda = device.type == "cuda"
-    properties = torch.cuda.get_device_properties(device) if cuda else None
-    compiler, compiler_lack = compiler_here(properties.major if properties else None)
+    place = None
+    if not spec.workload.sha256:
+        place = inspect.getsourcefile(workload if inspect.ismodule(workload) else type(workload))
+    source = None if place is None else Path(place).absolute()
     return Probe(
         torch_version=str(torch.__version__),
-        torchvision_version=str(torchvision.__version__),
-        python_version=platform.python_version(),
         cuda_version=torch.version.cuda,
-        cudnn_version=str(torch.backends.cudnn.version()) if cuda else None,
         device=str(device),
-        device_name=properties.name if properties else "cpu",
-        device_memory_bytes=properties.total_memory if properties else None,
-        # torch does not distinguish the UUID of a MIG instance from that of a card.
-        device_uuid=card_of(spec) or (f"GPU-{properties.uuid}" if properties and hasattr(properties, "uuid") else None),
         # Read after the model was built, when the context and most libraries are loaded.
-        device_free_bytes=available_on(device) if cuda else None,
-        native_bf16=native_bf16(torch.cuda.is_bf16_supported(including_emulation=False) if cuda else None),
-        tf32=bool(properties and properties.major >= 8),
-        cudagraphs=cuda,
-        compiler=compiler,
-        compiler_lack=compiler_lack,
-        worker_start_method=multiprocessing.get_start_method(),
+        device_free_bytes=available_on(device) if device.type == "cuda" else None,
         cores=torch.get_num_threads(),
-        multiprocessors=properties.multi_processor_count if properties else None,
         workload_sha256=spec.workload.sha256 or (source_hash(source) if source else ""),
         workload_file=str(source) if source else None,
         workload_name=spec.workload.name,
@@ -171,20 +153,14 @@ def probe(spec: TrialSpec, beats: Beats, clock: Clock) -> Probe:
         cpu_image_size=cpu_size,
         wants_data=wants,
         varying_shapes=bool(getattr(workload, "VARYING_SHAPES", False)),
-        images_vary=data_set.images_vary if data_set else None,
         has_images=has_images(step.model),
         has_volumes=has_volumes(step.model),
         mixed_formats=mixes_formats(step.model),
         shared_memory=shares_memory(step.model),
         optimizer_impls=impls_offered(step.optimizer, device),
         own_optimizer_impl=own_impl(step.optimizer, device),
-        expandable_segments=expands(os.environ),
-        limits_splitting=limits_splitting(os.environ),
         malloc=own_malloc(),
         parameters=sum(p.numel() for p in step.model.parameters()),
-        dataset_samples=data_set.samples if data_set else None,
-        sample_bytes=data_set.sample_bytes if data_set else None,
-        sample_tensors=data_set.sample_tensors if data_set else 0,
         workload_knobs={str(name): tuple(values) for name, values in knobs.items()},
         workload_unasked=tuple(
             str(name) for name, values in knobs.items() if getattr(values, "searched", True) not in (True, device.type)
@@ -192,7 +168,36 @@ def probe(spec: TrialSpec, beats: Beats, clock: Clock) -> Probe:
         own_exchange=contract.optional(workload, "parallel") is not None,
         own_collate=collate_of(workload, ctx) is not torch.utils.data.default_collate,
         workload_maths={name: changes for name, changes in declared.items() if changes is not None},
+        **{**machine_fields(machine(device.type, device.index), card_of(spec)), **looked},
     )
+
+
+def machine_fields(facts: Mapping[str, Any], uuid: str | None = None) -> dict[str, Any]:
+    """Return the fields of `Probe` that say what PyTorch and the device can do.
+
+    Args:
+        facts: those of `autotune_agent.facts.machine`.
+        uuid: of the card, if it is known: torch does not distinguish the UUID of a MIG instance from that of a card.
+    """
+    major = facts["capability"][0] if "capability" in facts else None
+    compiler, compiler_lack = compiler_here(major)
+    return {
+        "torchvision_version": facts["vision"] or "",
+        "python_version": facts["python"],
+        "cudnn_version": facts.get("cudnn"),
+        "device_name": facts.get("name", "cpu"),
+        "device_memory_bytes": facts.get("memory"),
+        "device_uuid": uuid or (f"GPU-{facts['uuid']}" if facts.get("uuid") else None),
+        "native_bf16": native_bf16(facts.get("bf16")),
+        "tf32": major is not None and major >= 8,
+        "cudagraphs": major is not None,
+        "compiler": compiler,
+        "compiler_lack": compiler_lack,
+        "worker_start_method": facts["start_method"],
+        "multiprocessors": facts.get("multiprocessors"),
+        "expandable_segments": expands(os.environ),
+        "limits_splitting": limits_splitting(os.environ),
+    }
 
 
 class _NotedData(DataRef):
@@ -206,22 +211,8 @@ class _NotedData(DataRef):
         return super().__getattribute__(name)
 
 
-@dataclass(frozen=True)
-class _Looked:
-    """A data set: samples per epoch, if it knows them; bytes of one sample's tensors; and tensors in a batch of one.
-
-    Attributes:
-        images_vary: whether the shapes of its images vary; ``None`` if not known.
-    """
-
-    samples: int | None
-    sample_bytes: int
-    sample_tensors: int
-    images_vary: bool | None
-
-
-def _look_at_data(workload: Workload, ctx: Context, clock: Clock | None) -> _Looked:
-    """Look at one sample and, if there is a clock, at the shapes of many for some seconds.
+def _look_at_data(workload: Workload, ctx: Context, clock: Clock | None) -> dict[str, Any]:
+    """Look at one sample and, if there is a clock, at the shapes of many for some seconds; return fields of `Probe`.
 
     The workload's own loader, if it has one, is opened to see whether it uses the data.
     """
@@ -236,29 +227,18 @@ def _look_at_data(workload: Workload, ctx: Context, clock: Clock | None) -> _Loo
     except Exception:
         # Some collate functions mix samples and cannot take a single one. Count the sample itself then.
         collated = sample
-    return _Looked(
-        samples=length_of(dataset),
-        sample_bytes=sum(t.numel() * t.element_size() for t in _tensors(sample)),
-        sample_tensors=sum(1 for _ in _tensors(collated)),
-        images_vary=_images_vary(dataset, collate, ctx, clock) if clock else None,
-    )
-
-
-def _images_vary(dataset: Dataset[Any], collate: Collate, ctx: Context, clock: Clock) -> bool | None:
-    try:
-        return images_vary(dataset, collate, batch_size=ctx.batch_size, seed=ctx.seed, clock=clock)
-    except Exception:
+    vary = None
+    if clock is not None:
         # A sample that cannot be read ends a trial with its own message, but not the probe, which only looks at the
         # data.
-        return None
-
-
-def _tensors(part: Any) -> Iterator[torch.Tensor]:
-    if isinstance(part, torch.Tensor):
-        yield part
-    elif isinstance(part, dict | tuple | list):
-        for inside in part.values() if isinstance(part, dict) else part:
-            yield from _tensors(inside)
+        with contextlib.suppress(Exception):
+            vary = images_vary(dataset, collate, batch_size=ctx.batch_size, seed=ctx.seed, clock=clock)
+    return {
+        "dataset_samples": length_of(dataset),
+        "sample_bytes": sum(t.numel() * t.element_size() for _, t in leaves(sample) if isinstance(t, torch.Tensor)),
+        "sample_tensors": sum(isinstance(part, torch.Tensor) for _, part in leaves(collated)),
+        "images_vary": vary,
+    }
 
 
 def native_bf16(card: bool | None) -> bool:
@@ -297,8 +277,3 @@ def compiler_here(major: int | None) -> tuple[str | None, str | None]:
     if major < 7:
         return None, "Triton needs a card of compute capability 7.0 or above"
     return f"triton {triton.__version__}", None
-
-
-def _source_of(workload: Workload) -> Path | None:
-    source = inspect.getsourcefile(workload if inspect.ismodule(workload) else type(workload))
-    return None if source is None else Path(source).absolute()

@@ -1,4 +1,5 @@
-"""Several ranks of a training, and what the first of them learns about the others."""
+"""Several ranks of a training: the first one measures, by the code of any launch, and the others train beside it until
+it is done."""
 
 from __future__ import annotations
 
@@ -15,23 +16,16 @@ from typing import NoReturn
 import torch
 from pydantic import ValidationError
 
-from autotune.base.clock import Clock
 from autotune.base.files import write_atomic
 from autotune.base.layout import LaunchFiles
 from autotune.base.records import TRANSIENT, LaunchKind, Phase, TrialResult, TrialSpec, TrialStatus
 from autotune.child.launch import MIN_GAP_S, Beats
 from autotune.child.loop import Measuring, empty_queue, resident_of
-from autotune.launcher.rank_processes import RankProcesses, at_fault
+from autotune.launcher.rank_processes import RankProcesses, at_fault, files_of
 from autotune.launcher.result import tail, unreported
-from autotune.launcher.watch import Logs
-from autotune.machine.host import oom_kill_count, shared_memory
+from autotune.machine.host import shared_memory
 from autotune.training.feed import Feed, Source
 from autotune.training.step import Step
-
-# A launch of several ranks, from the side of its leader (`autotune.launcher.rank_processes`).
-#
-# The first rank measures, by the code of any launch. The others train beside it until it is done
-# (`autotune.child.ranks`).
 
 #: Kinds of launch that several ranks take part in. The others need no training, or only one of them.
 RANKED = (LaunchKind.MEASURE, LaunchKind.DEVICE_ONLY, LaunchKind.LOADER_ONLY, LaunchKind.TRAIN_CHECK, LaunchKind.HOLD)
@@ -56,11 +50,7 @@ _WELL = (TrialStatus.COMPLETE, TrialStatus.PRUNED)
 
 
 class RankBoard:
-    """Figures that each rank reports to the leader, in shared memory.
-
-    Args:
-        ranks: how many there are. Create the board before they are forked.
-    """
+    """Figures that each rank reports to the leader, in shared memory. Create it before they are forked."""
 
     _FIELDS = 4
 
@@ -87,11 +77,6 @@ class RankBoard:
         return int(max(row[2] for row in rows)), int(max(row[3] for row in rows))
 
 
-def files_of(launch: LaunchFiles, rank: int) -> LaunchFiles:
-    """Return the files of one rank of a launch."""
-    return LaunchFiles(launch.folder / f"rank-{rank}")
-
-
 def lead(spec: TrialSpec, beats: int, train: Callable[[int, int, RankBoard], int]) -> int:
     """Run a launch of several ranks; write its result, and return its exit code.
 
@@ -102,31 +87,19 @@ def lead(spec: TrialSpec, beats: int, train: Callable[[int, int, RankBoard], int
     """
     launch = LaunchFiles(Path(spec.folder))
     board = RankBoard(spec.ranks)
-    kills, each_ends = oom_kill_count(), spec.kind is LaunchKind.TRAIN_CHECK
-    rank_files = [files_of(launch, rank) for rank in range(spec.ranks)]
-    for files in rank_files:
-        files.folder.mkdir(exist_ok=True)
-        files.result.unlink(missing_ok=True)
-    logs = [Logs(files) for files in rank_files]
 
     def run(rank: int) -> int:
-        for descriptor, opened in zip((1, 2), logs[rank].descriptors, strict=True):
-            os.dup2(opened, descriptor)
         # The processes of every rank are reported to the launcher, but only the first rank writes beats.
         return train(rank, os.open(os.devnull, os.O_WRONLY) if rank else beats, board)
 
-    def look() -> None:
-        for log in logs:
-            log.cut()
+    def unreported_result(rank: int, code: int, killed: bool) -> TrialResult:
+        status, cause, advice = unreported(code, None, shared_memory(), kernel_killed=killed)
+        return TrialResult(launch=spec.launch, status=status, cause=cause, advice=advice, transient=status in TRANSIENT)
 
-    with RankProcesses(spec.ranks, launch.folder / "rendezvous", run) as ranks:
+    with RankProcesses(launch, spec.ranks, run) as ranks:
         signal.signal(signal.SIGUSR1, lambda *_: _tell_who_is_late(launch, ranks.pids, beats))
-        ended = ranks.first_ends(look, each_ends=each_ends)
-    killed = kills is not None and (oom_kill_count() or 0) > kills
-    results = {rank: _result(spec, launch, rank, status, killed=killed) for rank, status in ended.items()}
-    # A rank that has reported its end may have been killed while it ended its loader workers.
-    late = {rank: _reported(launch, rank) for rank in range(spec.ranks) if each_ends and rank not in results}
-    results |= {rank: result for rank, result in late.items() if result is not None}
+        each_ends = spec.kind is LaunchKind.TRAIN_CHECK
+        results = ranks.ends(lambda rank: _reported(launch, rank), unreported_result, each_ends=each_ends)
     # What another one's end has done to a rank is an error of its own code, and no failure of any other kind.
     failed = {
         n: r.cause if r.status is TrialStatus.USER_ERROR else None for n, r in results.items() if r.status not in _WELL
@@ -134,9 +107,9 @@ def lead(spec: TrialSpec, beats: int, train: Callable[[int, int, RankBoard], int
     rank = at_fault(failed, is_first_well=0 in results and 0 not in failed)
     # Of ranks that all ended well, the first one tells, whichever was the quickest.
     rank = min(results) if rank is None else rank
-    for files in rank_files:
+    for other in range(spec.ranks):
         # The one that counts is told below.
-        files.result.unlink(missing_ok=True)
+        files_of(launch, other).result.unlink(missing_ok=True)
     write_atomic(launch.result, _whole(results[rank], rank, spec.ranks, launch, board).model_dump_json())
     return 0 if results[rank].status in _WELL else 1
 
@@ -147,16 +120,6 @@ def _reported(launch: LaunchFiles, rank: int) -> TrialResult | None:
         return TrialResult.model_validate_json(files_of(launch, rank).result.read_text())
     except (OSError, ValidationError):
         return None
-
-
-def _result(spec: TrialSpec, launch: LaunchFiles, rank: int, status: int, *, killed: bool) -> TrialResult:
-    """Return how a rank has ended: what it reports, or else what its exit code tells."""
-    reported = _reported(launch, rank)
-    if reported is not None:
-        return reported
-    code = os.waitstatus_to_exitcode(status)
-    ending, cause, advice = unreported(code, None, shared_memory(), kernel_killed=killed)
-    return TrialResult(launch=spec.launch, status=ending, cause=cause, advice=advice, transient=ending in TRANSIENT)
 
 
 def _whole(result: TrialResult, rank: int, ranks: int, launch: LaunchFiles, board: RankBoard) -> TrialResult:
@@ -227,7 +190,7 @@ def _size(path: Path) -> int:
 # What the other ranks do beside the first one: they train as it does, until they are ended.
 
 
-def follow(spec: TrialSpec, beats: Beats, clock: Clock, began: float, board: RankBoard) -> NoReturn:
+def follow(spec: TrialSpec, beats: Beats, board: RankBoard) -> NoReturn:
     """Take part in a launch that another rank measures.
 
     Raises:
@@ -235,7 +198,7 @@ def follow(spec: TrialSpec, beats: Beats, clock: Clock, began: float, board: Ran
             averaged.
     """
     # The first rank watches all cards.
-    launch = Measuring(spec, beats, clock, began, cards=False)
+    launch = Measuring(spec, beats, cards=False)
     source: Source = (feed := Feed(launch.loader))
     work: Step | None = None
     if spec.kind is LaunchKind.LOADER_ONLY:
@@ -248,11 +211,7 @@ def follow(spec: TrialSpec, beats: Beats, clock: Clock, began: float, board: Ran
     launch.first_step(source.next(), work)
     if work is not None and spec.kind is LaunchKind.MEASURE:
         empty_queue(source, beats)
-    _go_on(launch, source, work, board)
-
-
-def _go_on(launch: Measuring, source: Source, work: Step | None, board: RankBoard) -> NoReturn:
-    launch.beats.enter(Phase.MEASURE)
+    beats.enter(Phase.MEASURE)
     began = noted = time.monotonic()
     waited_s = 0.0
     while True:
@@ -268,7 +227,7 @@ def _go_on(launch: Measuring, source: Source, work: Step | None, board: RankBoar
             noted = now
             memory = launch.memory
             board.note(
-                launch.spec.rank,
+                spec.rank,
                 waited_s=waited_s,
                 seconds=now - began,
                 peak_bytes=memory.peak_bytes,

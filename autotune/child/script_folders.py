@@ -21,7 +21,6 @@ from autotune.base.errors import MachineError
 from autotune.base.layout import LaunchFiles
 from autotune.base.records import CommandRef, LeftFiles, Probe, TrialSpec
 from autotune.child import temporary, view_entry
-from autotune.child.launch import Beats
 
 # A copy-on-write view of the folder that a script runs in: a launch sees the folder as it was, under its own name, and
 # what it writes, changes or removes there vanishes with the launch.
@@ -122,17 +121,10 @@ class View:
         """
         reading, writing = os.pipe()
         with open(reading, "rb") as answer:
-            plan = view_entry.EntryPlan(
-                writing,
-                str(self.folder),
-                str(self.upper),
-                str(self._work),
-                str(self._runs_in),
-                self._kept,
-                self._hidden,
-            )
+            folders = self.folder, self.upper, self._work, self._runs_in
+            view = view_entry.words(writing, folders, self._kept, self._hidden)
             # Without `site` and Python's environment variables, which are meant for the command alone.
-            enter = [sys.executable, "-I", "-S", view_entry.__file__, *plan.words(), *words]
+            enter = [sys.executable, "-I", "-S", view_entry.__file__, *view, *words]
             try:
                 process = subprocess.Popen(enter, env=env, pass_fds=[writing], **how)
             finally:
@@ -166,14 +158,7 @@ class View:
         )
 
     def check_size(self, pid: int) -> None:
-        """Check that not too much has been written for a first look.
-
-        Args:
-            pid: of the command.
-
-        Raises:
-            Outgrown: it has.
-        """
+        """Raise `Outgrown` if a command has written too much for a first look."""
         # Other processes may write there, too.
         if self._free_bytes - self._left_bytes() <= MOST_BYTES:
             return
@@ -210,40 +195,31 @@ def temporary_folder() -> Path | None:
     return None if folder is None else Path(folder)
 
 
-def first_look(spec: TrialSpec, command: CommandRef, beats: Beats, look: Callable[[TrialSpec, Beats], Probe]) -> Probe:
+def first_look(spec: TrialSpec, command: CommandRef, look: Callable[[CommandRef], Probe]) -> Probe:
     """Probe a command in a view, or else without one, and record in the probe which it was.
 
     If a view does not suit the script (the kernel lets us create one, but refuses what the script does in it), the
     command is probed again without one. Later launches are to do as this one did.
 
     Args:
-        look: the probe of a spec's command.
+        look: probes a command.
 
     Raises: as `look`.
     """
-
-    def found(view: bool) -> Probe:
-        changed = command.model_copy(update={"view": view})
-        return look(spec.model_copy(update={"command": changed}), beats)
-
-    why = _refusal(spec, command)
-    if why is None:
+    why: str | None
+    try:
+        View(spec, command, Path(command.folder), temporary_folder()).start([], os.environ).wait()
+    except (Refused, OSError) as refused:
+        why = str(refused)
+    else:
         try:
-            return found(True).model_copy(update={"wrote": _wrote(command.folder)})
+            probe = look(command.model_copy(update={"view": True}))
+            return probe.model_copy(update={"wrote": _wrote(command.folder)})
         except Exception as error:
             why = _unfit(error)
             if why is None:
                 raise
-    return found(False).model_copy(update={"view_refused": why})
-
-
-def _refusal(spec: TrialSpec, command: CommandRef) -> str | None:
-    """Return why a view cannot be made here, as a clause; ``None`` if it can."""
-    try:
-        View(spec, command, Path(command.folder), temporary_folder()).start([], os.environ).wait()
-    except (Refused, OSError) as refused:
-        return str(refused)
-    return None
+    return look(command.model_copy(update={"view": False})).model_copy(update={"view_refused": why})
 
 
 def _unfit(error: BaseException) -> str | None:
@@ -334,11 +310,8 @@ _LEFT_OUT = (
 
 
 def prepare(command: CommandRef, files: LaunchFiles) -> tuple[Path, Path | None]:
-    """Create the folders that a launch has for itself.
-
-    Returns:
-        where the launch runs, and the folder that it is told to write to, if any.
-    """
+    """Create the folders that a launch has for itself; return where it runs, and the folder that it is told to write
+    to, if any."""
     for folder, wanted in ((files.scratch, command.scratch), (files.output, command.output_flag is not None)):
         # An earlier attempt may have been killed.
         shutil.rmtree(folder, ignore_errors=True)
@@ -370,11 +343,8 @@ def importing(env: Mapping[str, str], words: Sequence[str], folder: str) -> dict
 
 
 def silent(env: Mapping[str, str], place: Path) -> dict[str, str]:
-    """Return an environment in which experiment trackers send nothing.
-
-    Args:
-        place: a folder that is removed with the launch. What the trackers write goes there.
-    """
+    """Return an environment in which experiment trackers send nothing, and write to a place that is removed with the
+    launch."""
     silenced = {name: value for name, value in env.items() if name not in _LEFT_OUT}
     for name, values in _SILENT.items():
         if env.get(name, "").lower() not in map(str.lower, values):

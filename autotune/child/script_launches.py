@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from autotune import stats
-from autotune.base.clock import Clock
-from autotune.base.errors import AutotuneError, WorkloadError
+from autotune.base.errors import WorkloadError
 from autotune.base.layout import LaunchFiles
 from autotune.base.records import (
+    CheckPlan,
     CommandRef,
     DeliveryPlan,
     Measurement,
@@ -30,14 +30,13 @@ from autotune.base.records import (
     Window,
     WorkloadRef,
 )
-from autotune.child.failure import LEAVES, SKIPS, Disturbed, Slow, Unlike
+from autotune.child.failure import LEAVES, SKIPS, Slow, Unlike
 from autotune.child.launch import Beats
-from autotune.child.probe import compiler_here, native_bf16
-from autotune.child.script_process import KeptScript, ScriptProcess, commands_pipe, never_inside, too_short, under
+from autotune.child.probe import machine_fields
+from autotune.child.script_process import KeptScript, ScriptProcess, commands_pipe, never_inside, too_short, training
 from autotune.child.trail import NONE_INSIDE, DeliveryLog, Pauses, SeenLoader, SeenStep, Trail, Trained, refused_by
-from autotune.child.windows import Block, SurroundingsReader, Timed, Windows, cards_of, processors_of, reason_to_discard
+from autotune.child.windows import Block, SurroundingsReader, Timed, Windows, reason_to_discard
 from autotune.knobs import KNOBS, answer_to
-from autotune.knobs.alloc_conf import expands, limits_splitting
 from autotune.knobs.batch_size import KNOB as BATCH_SIZE
 from autotune.knobs.num_workers import WORKERS
 from autotune.knobs.optimizer_impl import KNOB as OPTIMIZER_IMPL
@@ -46,9 +45,6 @@ from autotune.launcher import script_entry
 from autotune.machine.gpu import NvmlUnavailable, gpus, visible
 from autotune.machine.host import tree_memory_bytes
 from autotune.training.feed import LONGEST_EPOCH_S, MOSTLY_STEADY, NEVER_STEADY
-
-# Launches of a command: a user's script trains under a configuration until its rate or the losses of its first steps
-# are known.
 
 #: Of a script whose epochs are ended early, this many losses are enough: it may end with the last of its epochs.
 FEWEST_LOSSES = 8
@@ -60,11 +56,10 @@ _FEW = 2
 FEW_STEPS = 8
 
 
-def measure_command(spec: TrialSpec, beats: Beats, clock: Clock, began: float, kept: KeptScript) -> Measurement:
-    """Run ``spec.command`` under ``spec.config``, measure its training, and end it.
+def measure_command(spec: TrialSpec, command: CommandRef, beats: Beats, kept: KeptScript) -> Measurement:
+    """Run a command under ``spec.config``, measure its training, and end it.
 
     Args:
-        began: `clock` reading at the start of the launch; start-up time is counted from it.
         kept: holds the script to measure, if one is kept.
 
     Raises:
@@ -74,33 +69,20 @@ def measure_command(spec: TrialSpec, beats: Beats, clock: Clock, began: float, k
         WorkloadError: the script ended too early, or does not train as far as can be seen.
         Exception: what the script did not catch.
     """
-    command = spec.command
-    if command is None:
-        raise AutotuneError(f"{spec.launch} is to run a command and is not told which")
-    around = SurroundingsReader(cards_of(spec), clock, processors_of(spec))
+    around = SurroundingsReader.of(spec, beats.clock)
     startup_s = None if kept.script is None else kept.startup_s
-    with under(spec, command, beats, kept) as script:
-        try:
-            return _ScriptMeasuring(spec, command, script, around, beats, began, startup_s).measurement()
-        except (Disturbed, Slow):
-            # The script goes on, for other launches.
-            kept.pause()
-            raise
+    with training(spec, command, beats, kept) as script:
+        return _ScriptMeasuring(spec, command, script, around, beats, startup_s).measurement()
 
 
-def check_command(spec: TrialSpec, beats: Beats) -> TrainCheck:
-    """Run ``spec.command`` under ``spec.config`` for the losses of its first steps, and end it.
+def check_command(spec: TrialSpec, command: CommandRef, plan: CheckPlan, beats: Beats) -> TrainCheck:
+    """Run a command under ``spec.config`` for the losses of its first steps, and end it.
 
     A loss that is not finite is a result here, not a failure. Whether tensors change is not checked. What its loaders
     deliver is noted, if the plan says so.
 
-    Raises:
-        WorkloadError: the script ended too early, or does not train as far as can be seen.
-        Exception: what the script did not catch.
+    Raises: as `ScriptProcess.steps`.
     """
-    command, plan = spec.command, spec.check
-    if command is None or plan is None:
-        raise AutotuneError(f"{spec.launch} is to check a script and is not told which, or how")
     log = DeliveryLog(plan.deliveries, LaunchFiles(Path(spec.folder)))
     script = ScriptProcess(spec, command, beats, losses=plan.steps, seed=plan.seed, deliveries=plan.deliveries)
     trail = script.trail
@@ -140,81 +122,73 @@ class _Warm:
     own: list[SeenStep] = field(default_factory=list)
 
 
+@dataclass
 class _ScriptMeasuring:
-    def __init__(
-        self,
-        spec: TrialSpec,
-        command: CommandRef,
-        script: ScriptProcess,
-        around: SurroundingsReader,
-        beats: Beats,
-        began: float,
-        startup_s: float | None,
-    ) -> None:
-        self._spec = spec
-        self._command = command
-        self._script = script
-        self._around = around
-        self._beats = beats
-        self._began = began
-        #: The start-up time of a script that an earlier launch has started.
-        self._startup_s = startup_s
-        self._windows = Windows(spec.plan, around.cores)
-        self._turns_s: list[float] = []
-        self._trained = Trained()
-        #: Seconds of steps in the middle of an epoch.
-        self._inside_s: list[float] = []
-        #: Whether windows are whole epochs.
-        self._whole = False
-        self._pauses = Pauses()
-        self._counts_samples = bool(command.samples_per_step) or BATCH_SIZE.name in script_entry.set_by(command)
-        #: Approximate seconds of an epoch; and seconds since the windows began.
-        self._epoch_s = self._elapsed_s = 0.0
-        #: `SeenLoader.made` when the windows began.
-        self._made_before = (0, 0.0)
+    spec: TrialSpec
+    command: CommandRef
+    script: ScriptProcess
+    around: SurroundingsReader
+    beats: Beats
+    #: The start-up time of a script that an earlier launch has started.
+    startup_s: float | None
+    _turns_s: list[float] = field(default_factory=list)
+    _trained: Trained = field(default_factory=Trained)
+    #: Seconds of steps in the middle of an epoch.
+    _inside_s: list[float] = field(default_factory=list)
+    #: Whether windows are whole epochs.
+    _whole: bool = False
+    _pauses: Pauses = field(default_factory=Pauses)
+    #: Approximate seconds of an epoch; and seconds since the windows began.
+    _epoch_s: float = 0.0
+    _elapsed_s: float = 0.0
+    #: `SeenLoader.made` when the windows began.
+    _made_before: tuple[int, float] = (0, 0.0)
+
+    def __post_init__(self) -> None:
+        self._windows = Windows(self.spec.plan, self.around.cores)
+        sets_batch_size = BATCH_SIZE.name in script_entry.set_by(self.command)
+        self._counts_samples = bool(self.command.samples_per_step) or sets_batch_size
 
     def measurement(self) -> Measurement:
         """Watch the script until its rate is known."""
-        steps = self._script.steps()
+        steps = self.script.steps()
         first = self._next(steps)
-        self._around.settle_in()
-        trail = self._script.trail
+        self.around.settle_in()
+        trail = self.script.trail
         first_at = first.ended_at - first.host_s
         forward_at = trail.began_at if trail.began_at is not None else first_at
-        startup_s, compile_s = forward_at - self._began, max(0.0, first_at - forward_at)
-        if self._startup_s is not None:
-            startup_s, compile_s = self._startup_s, first.host_s
-            self._beats.enter(Phase.WARMUP)
+        startup_s, compile_s = forward_at - self.beats.began, max(0.0, first_at - forward_at)
+        if self.startup_s is not None:
+            startup_s, compile_s = self.startup_s, first.host_s
+            self.beats.enter(Phase.WARMUP)
         warm = self._warm_up(steps, first)
-        if self._startup_s is not None:
+        if self.startup_s is not None:
             # The first step is counted as compilation.
             warm.seconds -= first.seconds
-        self._beats.enter(Phase.MEASURE)
+        self.beats.enter(Phase.MEASURE)
         self._made_before = trail.loader.made if trail.loader is not None else (0, 0.0)
         self._windows.whole_epochs = self._whole = self._are_whole(warm, trail.loader)
         self._measure(steps)
         windows = self._windows
-        measurement = (
-            trail.known(self._found(warm, startup_s, compile_s), self._spec) if len(windows.kept) > 1 else None
-        )
+        measurement = trail.known(self._found(warm, startup_s, compile_s), self.spec) if len(windows.kept) > 1 else None
         if windows.slow:
             raise Slow(windows.rate.per_s, measurement)
         if measurement is None and windows.discarded:
             raise windows.disturbed(self._elapsed_s)
         if measurement is None:
-            raise too_short(self._script) if self._script.has_ended else never_inside(trail)
+            raise too_short(self.script) if self.script.has_ended else never_inside(trail)
         return measurement
 
     def _next(self, steps: Iterator[SeenStep]) -> SeenStep:
         for step in steps:
             return step
-        raise too_short(self._script)
+        raise too_short(self.script)
 
     def _warm_up(self, steps: Iterator[SeenStep], step: SeenStep) -> _Warm:
         """Let the script train until its loader's head start is used up, as far as its waits show that."""
-        plan, warm, waited = self._spec.plan, _Warm(), 0
+        plan, warm, waited = self.spec.plan, _Warm(), 0
         # A script that has trained already is warm, except for the new settings.
-        least = plan.warmup_steps if self._startup_s is None else 1
+        least = plan.warmup_steps if self.startup_s is None else 1
         while True:
             warm.steps += 1
             warm.seconds += step.seconds
@@ -222,7 +196,7 @@ class _ScriptMeasuring:
                 warm.own.append(step)
             if step.whole:
                 waited = waited + 1 if step.wait_s > WAITED * step.seconds else 0
-            loader = self._script.trail.loader
+            loader = self.script.trail.loader
             warm.drained = loader is None or warm.steps >= loader.ahead or waited >= 2
             if warm.steps >= least and (warm.drained or warm.seconds > plan.max_warmup_s):
                 return warm
@@ -241,12 +215,12 @@ class _ScriptMeasuring:
         if steps <= NONE_INSIDE or batches <= NEVER_STEADY * loader.ahead:
             return self._epoch_s <= LONGEST_EPOCH_S
         short = steps <= FEW_STEPS or batches <= MOSTLY_STEADY * loader.ahead
-        return short and self._epoch_s <= self._spec.plan.max_measure_s / stats.FEWEST_WINDOWS
+        return short and self._epoch_s <= self.spec.plan.max_measure_s / stats.FEWEST_WINDOWS
 
     def _measure(self, steps: Iterator[SeenStep]) -> None:
         """Fill windows until there are enough, or the script ends."""
-        plan, loader = self._spec.plan, self._script.trail.loader
-        self._around.read()
+        plan, loader = self.spec.plan, self.script.trail.loader
+        self.around.read()
         began: float | None = None
         taken: list[SeenStep] = []
         #: For windows of whole epochs, or from pause to pause: one has begun, and nothing was observed in it that
@@ -264,8 +238,8 @@ class _ScriptMeasuring:
             closed = False
             if step.whole or (self._whole and step.alone and step.own_s is not None):
                 self._trained.add(step)
-            if self._script.trail.failed is not None:
-                raise Unlike(self._script.trail.failed, LEAVES)
+            if self.script.trail.failed is not None:
+                raise Unlike(self.script.trail.failed, LEAVES)
             if self._whole:
                 if step.began:
                     # The last epoch is over. Several short epochs make one window.
@@ -291,12 +265,12 @@ class _ScriptMeasuring:
                     closed, taken = True, []
                 inside = (inside or paused) and not self._whole
             if closed and not self._pauses.may_be:
-                self._script.rate_per_s = self._windows.rate_per_s
+                self.script.rate_per_s = self._windows.rate_per_s
                 if self._windows.over(self._elapsed_s):
                     return
             elif not taken:
                 # What went on meanwhile belongs to no window.
-                self._around.read()
+                self.around.read()
             if step.whole:
                 # A single step does not make a rate, however long it takes.
                 longest_s = max(longest_s, _FEW * step.seconds)
@@ -314,7 +288,7 @@ class _ScriptMeasuring:
         if not self._whole and pauses.regular == self._windows.whole_epochs:
             return paused, False
         # Windows that were closed without regard to pauses do not count.
-        self._windows = Windows(self._spec.plan, self._around.cores)
+        self._windows = Windows(self.spec.plan, self.around.cores)
         self._windows.whole_epochs = pauses.regular
         return paused, True
 
@@ -323,7 +297,7 @@ class _ScriptMeasuring:
         has_length = loader is not None and loader.epoch_batches is not None
         return (
             has_length
-            and max(self._pauses.period_s, self._epoch_s) <= self._spec.plan.max_measure_s / stats.FEWEST_WINDOWS
+            and max(self._pauses.period_s, self._epoch_s) <= self.spec.plan.max_measure_s / stats.FEWEST_WINDOWS
         )
 
     def _seconds(self, taken: list[SeenStep]) -> float:
@@ -334,18 +308,18 @@ class _ScriptMeasuring:
         if not any(map(self._samples, taken)):
             return False
         self._inside_s += [step.seconds for step in taken if step.whole]
-        around, energy_j = self._around.read()
+        around, energy_j = self.around.read()
         window = Window(
             steps=len(taken),
             samples=sum(self._samples(step) for step in taken),
             seconds=self._seconds(taken),
             around=around,
-            discarded=reason_to_discard(around, self._around.cores, self._spec.plan.busy_cores),
+            discarded=reason_to_discard(around, self.around.cores, self.spec.plan.busy_cores),
         )
         times = [(step.own_s or 0.0, min(step.wait_s, step.own_s or 0.0)) for step in taken]
         timed = tuple(Timed(own_s, wait_s, own_s - wait_s, 0.0) for own_s, wait_s in times)
         self._windows.add(Block(window, timed, energy_j=energy_j))
-        unlike = self._trained.unlike(self._spec.plan.per_batch)
+        unlike = self._trained.unlike(self.spec.plan.per_batch)
         if unlike is not None:
             raise Unlike(unlike, SKIPS)
         return True
@@ -353,15 +327,15 @@ class _ScriptMeasuring:
     def _samples(self, step: SeenStep) -> int:
         """Return the samples of a step: as the user states them, as observed, or those of the batch that the command
         sets; 1 where they are unknown, so that the rate is one of steps."""
-        if step.samples is not None and not self._command.samples_per_step:
+        if step.samples is not None and not self.command.samples_per_step:
             self._counts_samples = True
             return step.samples
-        return script_entry.samples_in_step(self._command, self._spec.config)
+        return script_entry.samples_in_step(self.command, self.spec.config)
 
     def _capacity_per_s(self) -> float | None:
         """Return how many samples per second the loader's workers could deliver, from the time that each takes for a
         batch; ``None`` if that was not observed."""
-        loader = self._script.trail.loader
+        loader = self.script.trail.loader
         if loader is None or not loader.batch_size:
             return None
         batches, seconds = loader.made[0] - self._made_before[0], loader.made[1] - self._made_before[1]
@@ -376,14 +350,14 @@ class _ScriptMeasuring:
         return None
 
     def _found(self, warm: _Warm, startup_s: float, compile_s: float) -> Measurement:
-        windows, trail = self._windows, self._script.trail
+        windows, trail = self._windows, self.script.trail
         steps = [step for block in windows.kept for step in block.steps]
         turn_s = None
         if self._turns_s and self._inside_s:
             turn_s = max(0.0, median(self._turns_s) - median(self._inside_s))
         samples = sum(block.window.samples for block in windows.kept) / len(steps)
         loader = trail.loader
-        host_bytes = tree_memory_bytes(self._script.pid)
+        host_bytes = tree_memory_bytes(self.script.pid)
         backwards, updates = self._trained.per_batch or (None, None)
         return windows.measured(
             samples=samples,
@@ -408,15 +382,12 @@ class _ScriptMeasuring:
         )
 
 
-# The probe of a program that the agent does not enter: it reports its own rate, and its command sets everything that is
-# searched.
-
-
 NOT_INSIDE = "the program is not looked into, and its command does not set it"
 
 
 def probe_program(spec: TrialSpec, command: CommandRef, beats: Beats) -> Probe:
-    """Run a program until it has reported its rate twice, end it, and return what can be known about it.
+    """Run a program that the agent does not enter, and whose command sets all that is searched, until it has told its
+    rate twice; end it, and return what can be known about it.
 
     Raises:
         WorkloadError: it ended before that, or what it reported is not a number.
@@ -428,10 +399,6 @@ def probe_program(spec: TrialSpec, command: CommandRef, beats: Beats) -> Probe:
         script.end()
     if step is None:
         raise too_short(script)
-    return _probe(spec, command)
-
-
-def _probe(spec: TrialSpec, command: CommandRef) -> Probe:
     in_command = script_entry.set_by(command)
     others = [knob for name, knob in KNOBS.items() if name not in in_command]
     outside = {
@@ -447,8 +414,6 @@ def _probe(spec: TrialSpec, command: CommandRef) -> Probe:
         torch_version="",
         torchvision_version="",
         python_version=platform.python_version(),
-        cuda_version=None,
-        cudnn_version=None,
         device=spec.devices[0],
         device_name="cpu" if card is None else card.name,
         device_memory_bytes=None if card is None else card.memory_bytes,
@@ -462,40 +427,22 @@ def _probe(spec: TrialSpec, command: CommandRef) -> Probe:
         workload_sha256=spec.workload.sha256,
         workload_name=spec.workload.name,
         default_batch_size=batch,
-        default_image_size=None,
-        cpu_image_size=None,
-        wants_data=None,
-        varying_shapes=False,
         has_images=True,
         optimizer_impls=("for-loop", "foreach", "fused"),
         own_optimizer_impl="foreach",
         parameters=0,
-        dataset_samples=None,
-        sample_bytes=None,
         own={} if "batch_size" in in_command else {"batch_size": batch},
         outside=outside,
         in_command=tuple(sorted(in_command)),
     )
 
 
-# The probe of a command: a user's script trains for some steps as it stands, and the agent reports what it does itself
-# and what could be set from outside.
+def probe_command(spec: TrialSpec, command: CommandRef, beats: Beats, kept: KeptScript) -> Probe:
+    """Run a command as it stands until the agent has reported everything that it trains with and what can be set from
+    outside; end it, or keep it if ``spec.keeps``.
 
-
-def probe_command(spec: TrialSpec, beats: Beats, began: float, kept: KeptScript) -> Probe:
-    """Run ``spec.command`` until everything that it trains with has been observed, and end it, or keep it if
-    ``spec.keeps``.
-
-    Args:
-        began: reading of the host's monotonic clock at the start of the launch.
-
-    Raises:
-        WorkloadError: the script ended too early, or does not train as far as can be seen.
-        Exception: what the script did not catch.
+    Raises: as `ScriptProcess.steps`.
     """
-    command = spec.command
-    if command is None:
-        raise AutotuneError(f"{spec.launch} is to run a command and is not told which")
     if command.rate is not None:
         return probe_program(spec, command, beats)
     in_command = script_entry.set_by(command)
@@ -511,8 +458,7 @@ def probe_command(spec: TrialSpec, beats: Beats, began: float, kept: KeptScript)
     question = script_entry.probe_plan(in_command=in_command)
     # With the seed, a script that draws the order of its samples draws the same one in the launches that it is compared
     # with.
-    pipe = None if commands is None else files.commands
-    script = ScriptProcess(spec, command, beats, asked=question, seed=plan.seed, deliveries=plan, commands=pipe)
+    script = ScriptProcess(spec, command, beats, asked=question, seed=plan.seed, deliveries=plan, commands=commands)
     trail, steps_s = script.trail, list[float]()
     try:
         for _ in script.looks():
@@ -520,8 +466,8 @@ def probe_command(spec: TrialSpec, beats: Beats, began: float, kept: KeptScript)
             done = log.is_over() or (trail.own is not None and not log.has_begun)
             if trail.own is not None and done:
                 if commands is not None and trail.own["machine"]["ranks"] == 1 and not log.persists:
-                    startup_s = max(0.0, (trail.began_at or began) - began)
-                    kept.hold(script, spec, commands, startup_s, cut=log.has_ended_early)
+                    startup_s = max(0.0, (trail.began_at or beats.began) - beats.began)
+                    kept.hold(script, spec, startup_s, cut=log.has_ended_early)
                 break
     except Exception:
         # A script may fail because its epochs are ended early. What its training had to show has been observed.
@@ -573,7 +519,6 @@ def probe_of(
     device = model.get("device") or optimizer["device"]
     if device not in ("cpu", "cuda"):
         raise WorkloadError(f"the script trains on {device!r}", advice="autotune knows CPUs and CUDA.")
-    cuda = device == "cuda"
     loader = trail.loader
     facts = {
         **{door: told[door] for door in ("process", "model", "optimizer")},
@@ -585,7 +530,6 @@ def probe_of(
     # Without a loader the samples are unknown, and rates are in steps.
     own.setdefault(BATCH_SIZE.name, command.samples_per_step or 1)
     offers = {"for-loop": True, "foreach": "foreach" in optimizer, "fused": "fused" in optimizer}
-    compiler, compiler_lack = compiler_here(machine["capability"][0] if cuda else None)
     samples = loader.batch_size * loader.batches if loader and loader.batch_size and loader.batches else None
     outside: dict[str, dict[str, str]] = {}
     for name, value, why_not in told["answers"]:
@@ -595,42 +539,23 @@ def probe_of(
         PRECISION.not_beside(own, outside)
     return Probe(
         torch_version=trail.torch_version or "",
-        torchvision_version=machine["vision"] or "",
-        python_version=machine["python"],
         cuda_version=trail.cuda,
-        cudnn_version=machine.get("cudnn"),
-        device=card if cuda else "cpu",
-        device_name=machine.get("name", "cpu"),
-        device_memory_bytes=machine.get("memory"),
-        device_uuid=f"GPU-{machine['uuid']}" if machine.get("uuid") else None,
-        native_bf16=native_bf16(machine.get("bf16")),
-        tf32=cuda and machine["capability"][0] >= 8,
-        cudagraphs=cuda,
-        compiler=compiler,
-        compiler_lack=compiler_lack,
-        worker_start_method=machine["start_method"],
+        device="cpu" if device == "cpu" else card,
         # Launchers of scripts set one thread, and there may be more cores than that.
         cores=max(told["process"]["threads"], torch.get_num_threads()),
-        multiprocessors=machine.get("multiprocessors"),
         workload_sha256=workload.sha256,
         workload_name=workload.name,
         default_batch_size=int(own["batch_size"]),
-        default_image_size=None,
-        cpu_image_size=None,
-        wants_data=None,
-        varying_shapes=False,
         has_images=bool(model.get("images")),
         has_volumes=bool(model.get("volumes")),
         optimizer_impls=tuple(name for name, there in offers.items() if there),
         own_optimizer_impl=str(own[OPTIMIZER_IMPL.name]),
         parameters=model.get("parameters") or optimizer["parameters"],
         dataset_samples=samples,
-        sample_bytes=None,
         # The value of a knob that has a place in the command is just what has been put there.
         own={name: value for name, value in own.items() if name not in placed},
         outside=outside,
         in_command=tuple(sorted(in_command)),
         ranks=machine["ranks"],
-        expandable_segments=expands(os.environ),
-        limits_splitting=limits_splitting(os.environ),
+        **machine_fields(machine),
     )

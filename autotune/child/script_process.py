@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import json
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import termios
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 
 from autotune.base.errors import MachineError, WorkloadError
-from autotune.base.files import read_regular
 from autotune.base.layout import LaunchFiles
 from autotune.base.records import CommandRef, DeliveryPlan, LaunchKind, Phase, TrialSpec
-from autotune.child.last_words import last_line, last_words
+from autotune.child.failure import Disturbed, ScriptKilled, Slow, last_line, last_words, rebuilt
 from autotune.child.launch import Beats
-from autotune.child.readings import Readings
 from autotune.child.script_folders import Refused, View, elsewhere, importing, prepare, silent, temporary_folder
-from autotune.child.trail import SeenStep, Trail, told_deliveries
+from autotune.child.trail import Readings, SeenStep, Trail, told_deliveries
 from autotune.launcher import script_entry
+from autotune.launcher.result import end_of
 from autotune.launcher.watch import KEPT
 from autotune.machine import system
 from autotune.machine.host import oom_kill_count
@@ -37,14 +35,7 @@ from autotune.machine.host import oom_kill_count
 # Why a script cannot be measured although nothing has failed.
 
 
-class Seen(Protocol):
-    """A script that was watched; see `ScriptProcess`."""
-
-    trail: Trail
-    in_background: bool
-
-
-def too_short(script: Seen) -> WorkloadError:
+def too_short(script: Watched) -> WorkloadError:
     """Return the error for a script that ended before enough of its training was observed."""
     trail = script.trail
     if script.in_background and trail.elsewhere != "spawned":
@@ -88,37 +79,10 @@ def _told_too_little(trail: Readings, taken: int) -> WorkloadError:
 
 
 def trains_elsewhere(how: str) -> WorkloadError:
-    """Return the error for a script that trains in a process that is not watched.
-
-    Args:
-        how: how that process was created: ``forked`` or ``spawned``.
-    """
+    """Return the error for a script that trains in a process that is not watched, ``forked`` or ``spawned``."""
     return WorkloadError(
         f"the script trains in a process that it has {how} itself, and which is not seen",
         advice="let it train in its own process, or start its ranks with torchrun.",
-    )
-
-
-def updates_unseen(how: str) -> WorkloadError:
-    """Return the error for a script that trains without any step that can be observed.
-
-    Args:
-        how: how it does so, as a clause.
-    """
-    return WorkloadError(
-        f"the script trains, and no optimizer of PyTorch takes a step: {how}",
-        advice="update its weights by an optimizer of torch.optim, or a class made from one, or let the script print "
-        "its rate, and say how with --rate.",
-    )
-
-
-def kept_out() -> WorkloadError:
-    """Return the error for a script whose process the agent cannot enter."""
-    return WorkloadError(
-        "the script has imported torch, and autotune could not enter it: something on the way to it replaces "
-        "PYTHONPATH, or has Python ignore it",
-        advice="put folders in front of what is there (PYTHONPATH=DIR:$PYTHONPATH), or let the script print its rate, "
-        "and say how with --rate.",
     )
 
 
@@ -138,8 +102,6 @@ def never_inside(trail: Trail) -> WorkloadError:
         advice="let it train on more data, or evaluate less often.",
     )
 
-
-# A user's script as a child of a launch: started with the agent in it, watched step by step, and ended.
 
 #: How often to look whether steps have ended.
 LOOK_S = 0.02
@@ -170,24 +132,6 @@ _TORCHS = b"libtorch_python"
 _SHELLS = 128
 #: Python's exit code after an uncaught exception.
 _PYTHONS = 1
-#: How much of the end of the log is searched for its traceback.
-_LOG_BYTES = 2**14
-#: Attribute of an exception that was raised in a script's process: the frames it passed through there, each ``[file,
-#: line]``.
-FRAMES = "_autotune_frames"
-
-
-class ScriptKilled(Exception):
-    """A signal ended the script.
-
-    Attributes:
-        number: of the signal. by_kernel: the kernel's OOM killer has killed something meanwhile.
-    """
-
-    def __init__(self, number: int, *, by_kernel: bool) -> None:
-        super().__init__(f"the script was ended by {_name(number)}")
-        self.number = number
-        self.by_kernel = by_kernel
 
 
 class Terminal:
@@ -223,7 +167,55 @@ class Terminal:
             self._ours = -1
 
 
-class ScriptProcess:
+class Watched(ABC):
+    """A script that trains, watched from here.
+
+    Args:
+        trail: what the agent has written so far, or what a program without the agent has reported.
+        commands: descriptor of the pipe on which the agent is told what comes next; ``None`` if it is told nothing.
+
+    Attributes:
+        found: the steps that ended between the last two looks.
+        in_background: the command has ended, but something that it started is still running.
+        rate_per_s: the rate to report.
+    """
+
+    def __init__(self, trail: Trail, commands: int | None) -> None:
+        self.trail, self.commands = trail, commands
+        self.found: list[SeenStep] = []
+        self.in_background = False
+        self.rate_per_s: float | None = None
+
+    @property
+    @abstractmethod
+    def has_ended(self) -> bool:
+        """Whether the script has ended by itself."""
+
+    @abstractmethod
+    def looks(self) -> Iterator[int]:
+        """Keep yielding the number of steps that an optimizer has taken, with `found` updated each time, until the
+        script ends."""
+
+    def enter(self, phase: Phase) -> None:
+        """Note that a phase begins, if anybody waits for phases."""
+        return
+
+    def tell(self, **told: Any) -> None:
+        """Tell the agent what comes next. The pipe takes this much at once: nothing is written before the last turn has
+        ended."""
+        assert self.commands is not None
+        os.write(self.commands, json.dumps(told).encode() + b"\n")
+
+    def wait_for_all(self) -> None:
+        """Wait until everything that the script trains with has been observed. Raises `WorkloadError` if it ends
+        before."""
+        for _ in self.looks():
+            if self.trail.own is not None:
+                return
+        raise too_short(self)
+
+
+class ScriptProcess(Watched):
     """The process of a command, with the agent in it.
 
     Args:
@@ -231,13 +223,8 @@ class ScriptProcess:
         asked: the plan for the agent, in place of that configuration; see `script_entry.probe_plan`.
         losses: for how many calls of ``backward`` the agent reports the loss.
         seed: seeds the random numbers if the script does not; ``None`` leaves them unseeded.
-        commands: path of the pipe that tells the agent whose turn it is, if configurations are to take turns.
+        commands: of `commands_pipe`, if configurations are to take turns. Closed by `end`.
         deliveries: how to note what its loaders deliver; ``None`` to note nothing.
-
-    Attributes:
-        trail: what the agent has written so far, or what a program without the agent has reported.
-        found: the steps that ended between the last two looks.
-        in_background: the command has ended, but something that it started is still running.
 
     Raises:
         UsageError: there is no value for a place in the command.
@@ -254,15 +241,12 @@ class ScriptProcess:
         asked: dict[str, Any] | None = None,
         losses: int = 0,
         seed: int | None = None,
-        commands: Path | None = None,
+        commands: int | None = None,
         deliveries: DeliveryPlan | None = None,
     ) -> None:
         self._beats = beats
-        files = LaunchFiles(Path(spec.folder))
-        path, self._log = files.trail, files.stderr
-        path.unlink(missing_ok=True)
-        self.found: list[SeenStep] = []
-        self.in_background = False
+        self.files = files = LaunchFiles(Path(spec.folder))
+        files.trail.unlink(missing_ok=True)
         self._warm = False
         self._command_rate = command.rate is not None
         #: When processes that keep the agent out were last looked for, and since when there have been some.
@@ -270,8 +254,6 @@ class ScriptProcess:
         self._out_since: float | None = None
         #: When something was last read from the trail.
         self._read_at = 0.0
-        #: The rate that beats report.
-        self.rate_per_s: float | None = None
         self._oom_kills = oom_kill_count()
         self._terminal = Terminal()
         folder, output = prepare(command, files)
@@ -280,30 +262,36 @@ class ScriptProcess:
         # A trial is not one of the trainings that its user tracks.
         env: Mapping[str, str] = silent(os.environ, temporary or files.folder)
         tells_in = None if command.rate_file is None else (output or folder) / command.rate_file
-        self._view = _view(spec, command, folder, temporary, tells_in)
+        self._view: View | None = None
+        if command.view is not False:
+            try:
+                self._view = View(spec, command, folder, temporary, hidden=tells_in)
+            except Refused as refused:
+                if command.view:
+                    raise _no_view(command.folder, refused) from refused
         self._looks = spec.kind is LaunchKind.PROBE
         if command.scratch:
             words = elsewhere(words, command.folder)
             env = importing(env, words, command.folder)
         if command.rate is not None:
             rates_path = tells_in if tells_in is None or self._view is None else self._view.written(tells_in)
-            self.trail: Trail = Readings(files, command, rates_path, script_entry.samples_in_step(command, spec.config))
+            samples = script_entry.samples_in_step(command, spec.config)
+            super().__init__(Readings(files, command, rates_path, samples), None)
             # Without a terminal, Python would buffer what the program prints.
             env = {"PYTHONUNBUFFERED": "1", **env}
         else:
-            self.trail = Trail(path)
+            super().__init__(Trail(files.trail), commands)
             in_command = script_entry.set_by(command)
-            plan = asked or script_entry.agent_plan(spec.config, spec.launch, in_command=in_command)
             plan = {
-                **plan,
-                "watch": str(path),
+                **(asked or script_entry.agent_plan(spec.config, spec.launch, in_command=in_command)),
+                "watch": str(files.trail),
                 "losses": losses,
                 "sockets": None if temporary is None else str(temporary),
             }
             if seed is not None:
                 plan["seed"] = seed
             if commands is not None:
-                plan["commands"] = str(commands)
+                plan["commands"] = str(files.commands)
             if command.repeats is not None and deliveries is None:
                 plan["repeats"] = command.repeats
             if deliveries is not None:
@@ -322,11 +310,7 @@ class ScriptProcess:
     def _started(
         self, words: Sequence[str], env: Mapping[str, str], folder: Path, *, must: bool
     ) -> subprocess.Popen[bytes]:
-        """Start the command, in a view if there is one.
-
-        Args:
-            must: a view is required, because the other launches have one.
-        """
+        """Start the command, in a view if there is one, or must be one, because the other launches have one."""
         # A process group of its own, so that it can be ended without this process.
         how: dict[str, Any] = {"env": env, "cwd": folder, "process_group": 0}
         with self._terminal as stdin:
@@ -349,6 +333,9 @@ class ScriptProcess:
         # The new settings may have to be compiled.
         beats.enter(Phase.COMPILE)
 
+    def enter(self, phase: Phase) -> None:
+        self._beats.enter(phase)
+
     @property
     def pid(self) -> int:
         """The process id of the command."""
@@ -356,7 +343,6 @@ class ScriptProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the command has ended by itself."""
         return self._process.poll() is not None
 
     def steps(self) -> Iterator[SeenStep]:
@@ -364,17 +350,15 @@ class ScriptProcess:
 
         Raises:
             ScriptKilled: a signal ended the script.
-            WorkloadError: it ended with an exit code other than 0, without an exception.
+            WorkloadError: it ended with an exit code other than 0, without an exception, or does not train as far as
+                can be seen.
             Exception: what the script did not catch, in the form that `classify` understands.
         """
         for _ in self.looks():
             yield from self.found
 
     def looks(self) -> Iterator[int]:
-        """Keep yielding the number of steps that an optimizer has taken, until the script ends.
-
-        Raises: as `steps`.
-        """
+        # Raises as `steps` does.
         ended = False
         while True:
             before = self.trail.events
@@ -389,12 +373,7 @@ class ScriptProcess:
                 if self.trail.raised is not None:
                     raise self._told(self.trail.raised)
                 raise WorkloadError(f"the script can be watched no longer: {self.trail.lost}")
-            if self._is_elsewhere():
-                raise trains_elsewhere(str(self.trail.elsewhere))
-            if self.trail.unseen is not None and not self.trail.optimizer_steps:
-                raise updates_unseen(self.trail.unseen)
-            if self._is_kept_out():
-                raise kept_out()
+            self._raise_if_unseen()
             if self.trail.events > before:
                 self._read_at = time.monotonic()
             ended_by = self._what_ended_its_thread()
@@ -411,27 +390,37 @@ class ScriptProcess:
                 return
             # Read once more after the end: what was written last may only just have arrived.
             ended = self._process.poll() is not None
-            self.in_background = ended and _has_orphans()
+            # Then the template has adopted it.
+            adopted = psutil.Process(os.getppid()).children() if ended else ()
+            self.in_background = any(child.pid != os.getpid() and _goes_on(child) for child in adopted)
             if not ended and not self.found:
                 time.sleep(LOOK_S)
 
-    def _is_elsewhere(self) -> bool:
-        trail = self.trail
-        idle = trail.elsewhere is not None and trail.began_at is None
-        return idle and time.monotonic() - trail.elsewhere_at > ELSEWHERE_S
-
-    def _is_kept_out(self) -> bool:
-        """Whether, for some time, torch has been loaded only in processes of the script that the agent could not
-        enter."""
-        now = time.monotonic()
-        if self._command_rate or self.trail.torch_version is not None or now - self._looked_at < KEPT_OUT_S / 5:
-            return False
+    def _raise_if_unseen(self) -> None:
+        """Raise `WorkloadError` if the script trains where, or in a way in which, its steps cannot be observed."""
+        trail, now = self.trail, time.monotonic()
+        if trail.elsewhere is not None and trail.began_at is None and now - trail.elsewhere_at > ELSEWHERE_S:
+            raise trains_elsewhere(trail.elsewhere)
+        if trail.unseen is not None and not trail.optimizer_steps:
+            raise WorkloadError(
+                f"the script trains, and no optimizer of PyTorch takes a step: {trail.unseen}",
+                advice="update its weights by an optimizer of torch.optim, or a class made from one, or let the script "
+                "print its rate, and say how with --rate.",
+            )
+        if self._command_rate or trail.torch_version is not None or now - self._looked_at < KEPT_OUT_S / 5:
+            return
         self._looked_at = now
         if not _has_torch_without_us(self._process.pid):
             self._out_since = None
-            return False
+            return
         self._out_since = now if self._out_since is None else self._out_since
-        return now - self._out_since > KEPT_OUT_S
+        if now - self._out_since > KEPT_OUT_S:
+            raise WorkloadError(
+                "the script has imported torch, and autotune could not enter it: something on the way to it replaces "
+                "PYTHONPATH, or has Python ignore it",
+                advice="put folders in front of what is there (PYTHONPATH=DIR:$PYTHONPATH), or let the script print "
+                "its rate, and say how with --rate.",
+            )
 
     def _what_ended_its_thread(self) -> list[list[Any]] | None:
         """Return the exception that ended a thread of the script, if nothing has trained for long enough since."""
@@ -472,11 +461,11 @@ class ScriptProcess:
         if code == _PYTHONS:
             # A framework may have caught what ended the script, or it was raised before torch was imported, out of the
             # agent's sight.
-            chain = last_words(self._tail_of_log())
+            chain = last_words(end_of(self.files.stderr))
             if chain is not None:
                 raise self._told(chain)
         if code:
-            line = last_line(self._tail_of_log())
+            line = last_line(end_of(self.files.stderr))
             raise WorkloadError(
                 f"the script ended with exit code {code}" + (f" (its last line: {line})" if line else "")
             )
@@ -489,12 +478,6 @@ class ScriptProcess:
             full.__cause__ = error
             return full
         return error
-
-    def _tail_of_log(self) -> str:
-        try:
-            return read_regular(self._log, _LOG_BYTES, tail=True).decode(errors="replace")
-        except OSError:
-            return ""
 
     def end(self) -> None:
         """End the script and everything it has started.
@@ -524,19 +507,9 @@ class ScriptProcess:
         # The template ends what is left, except for processes that remove shared memory.
         self.trail.close()
         self._terminal.close()
-
-
-def _view(spec: TrialSpec, command: CommandRef, folder: Path, own: Path | None, tells_in: Path | None) -> View | None:
-    """Return the view that a launch is to run in, without the file in which it reports its rate; ``None`` for no
-    view."""
-    if command.view is False:
-        return None
-    try:
-        return View(spec, command, folder, own, hidden=tells_in)
-    except Refused as refused:
-        if command.view:
-            raise _no_view(command.folder, refused) from refused
-        return None
+        if self.commands is not None:
+            os.close(self.commands)
+            self.commands = None
 
 
 def _no_view(folder: str | Path, refused: Refused) -> MachineError:
@@ -586,12 +559,6 @@ def _has_torch_without_us(pid: int) -> bool:
     return False
 
 
-def _has_orphans() -> bool:
-    """Return whether a process of this launch has outlived its parent, so that the template has adopted it."""
-    adopted = psutil.Process(os.getppid()).children()
-    return any(child.pid != os.getpid() and _goes_on(child) for child in adopted)
-
-
 def _goes_on(process: psutil.Process) -> bool:
     """Return whether a process has not ended yet, other than one that only removes shared memory at the end."""
     try:
@@ -600,110 +567,24 @@ def _goes_on(process: psutil.Process) -> bool:
         return False
 
 
-def rebuilt(chain: list[list[Any]]) -> Exception:
-    """Return a copy of an exception of a script, with its name, base, message and causes.
-
-    Args:
-        chain: as the agent reports it; see `autotune_agent.facts.chain`.
-    """
-    links = [_link(*link_facts) for link_facts in chain]
-    for link, cause in pairwise(links):
-        link.__cause__ = cause
-    return links[0]
-
-
-def _link(name: str, bases: list[str], message: str, facts: dict[str, Any]) -> Exception:
-    frames = facts.pop("frames", [])
-    kind = next((base for n in (name, *bases) if (base := _known(n)) is not None), Exception)
-    module, _, short = name.rpartition(".")
-    # Give it the same name and message, so that it is reported, and classified, as what it was. Many classes derive
-    # their message from the arguments that they were created with (`OSError`, `KeyError`, `UnicodeDecodeError`), which
-    # are not available here.
-    namespace = {"__module__": module, "__init__": _init, "__str__": lambda self: message}
-    error: Exception = type(short, (kind,), namespace)(message)
-    setattr(error, FRAMES, frames)
-    for attribute, value in facts.items():
-        setattr(error, attribute, value)
-    return error
-
-
-def is_told(error: BaseException) -> bool:
-    """Return whether an error says how a script ended, or what it lacks, as opposed to a fault in watching it."""
-    return hasattr(error, FRAMES) or isinstance(error, ScriptKilled | WorkloadError)
-
-
-def _init(self: Exception, message: str) -> None:
-    # Some base classes take other arguments.
-    BaseException.__init__(self, message)
-
-
-def _known(name: str) -> type[Exception] | None:
-    module, _, short = name.rpartition(".")
-    holder = builtins if module == "builtins" else sys.modules.get(module) if module.startswith("torch") else None
-    candidate = getattr(holder, short, None)
-    # A group cannot be created without the exceptions in it.
-    usable = (
-        isinstance(candidate, type)
-        and issubclass(candidate, Exception)
-        and not issubclass(candidate, BaseExceptionGroup)
-    )
-    return candidate if usable else None
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-# A script that trains, with the agent in it, as seen by the code that lets configurations take turns in it.
-
-
-class Training(Protocol):
-    """A script that trains, with the agent in it; see `ScriptProcess`."""
-
-    trail: Trail
-    found: list[SeenStep]
-    in_background: bool
-    rate_per_s: float | None
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the script has ended by itself."""
-        ...
-
-    def looks(self) -> Iterator[int]:
-        """Keep yielding, with `found` updated each time, until the script ends."""
-        ...
-
-
 class KeptScript:
     """The script of a launch that is over, kept to train on for the launches that follow.
 
     Attributes:
         script: ``None`` if there is none. launch: the launch that started it, made unique.
-        commands: descriptor of the pipe that carries commands to its agent.
         startup_s: seconds that it took to begin to train.
     """
 
     def __init__(self) -> None:
         self.script: ScriptProcess | None = None
         self.launch = ""
-        self.commands = -1
         self.startup_s = 0.0
-        self._folder: LaunchFiles | None = None
 
-    def hold(self, script: ScriptProcess, spec: TrialSpec, commands: int, startup_s: float, *, cut: bool) -> None:
-        """Keep a script, if it starts to wait for commands soon.
-
-        Args:
-            cut: its epochs so far were ended early.
-        """
-        self.script, self.commands, self.startup_s = script, commands, startup_s
+    def hold(self, script: ScriptProcess, spec: TrialSpec, startup_s: float, *, cut: bool) -> None:
+        """Keep a script, whose epochs so far may have been cut short, if it starts to wait for commands soon."""
+        self.script, self.startup_s = script, startup_s
         # A resumed study has another launch of the same name.
         self.launch = f"{spec.launch}:{uuid.uuid4().hex[:8]}"
-        self._folder = LaunchFiles(Path(spec.folder))
         self.pause()
         for loader in script.trail.loaders.values() if cut else ():
             # They say nothing about the epochs to come.
@@ -715,7 +596,7 @@ class KeptScript:
         if script is None:
             return
         before, deadline = script.trail.waits, time.monotonic() + PAUSE_S
-        tell(self.commands, {"wait": True})
+        script.tell(wait=True)
         # What goes wrong in it now does not concern the launch that is over.
         with contextlib.suppress(Exception):
             for _ in script.looks():
@@ -726,19 +607,13 @@ class KeptScript:
         self.end()
 
     def go_on(self, beats: Beats, doors: Mapping[str, Any]) -> ScriptProcess:
-        """Let the script train under other settings until it is paused; return it.
-
-        Args:
-            doors: the settings for each of its doors.
-
-        Raises:
-            WorkloadError: it cannot be switched to them, or has ended.
-        """
+        """Let the script train under other settings, given for each of its doors, until it is paused; return it. Raises
+        `WorkloadError` if it cannot be switched to them, or has ended."""
         script = self.script
         assert script is not None
         script.go_on(beats)
         turn = script.trail.turns + 1
-        tell(self.commands, {"steps": _ENDLESS, "doors": doors, "open": True})
+        script.tell(steps=_ENDLESS, doors=doors, open=True)
         for _ in script.looks():
             if script.trail.turns == turn:
                 break
@@ -749,14 +624,11 @@ class KeptScript:
         return script
 
     def next_spec(self, beats: int) -> Path | None:
-        """Wait for another launch; return the path of its spec, or ``None`` if no script is kept.
-
-        Args:
-            beats: descriptor of the launcher's pipe, over which it learns that there may be another launch.
-        """
-        if self.script is None or self._folder is None:
+        """Wait for another launch; return the path of its spec, or ``None`` if no script is kept. That there may be
+        another one is told over the pipe of the beats."""
+        if self.script is None:
             return None
-        path = self._folder.further
+        path = self.script.files.further
         try:
             path.unlink(missing_ok=True)
             os.mkfifo(path)
@@ -780,27 +652,41 @@ class KeptScript:
         script, self.script = self.script, None
         if script is not None:
             script.end()
-            os.close(self.commands)
-            self.commands = -1
-            if self._folder is not None:
-                self._folder.trail.unlink(missing_ok=True)
-                self._folder.commands.unlink(missing_ok=True)
+            script.files.trail.unlink(missing_ok=True)
+            script.files.commands.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
-def under(spec: TrialSpec, command: CommandRef, beats: Beats, kept: KeptScript) -> Iterator[ScriptProcess]:
-    """Yield a script that trains under a configuration: the kept one, or one that is started for this."""
+def training(
+    spec: TrialSpec, command: CommandRef, beats: Beats, kept: KeptScript, *, in_turns: bool = False
+) -> Iterator[ScriptProcess]:
+    """Yield a script that trains under the spec's configuration, or, in turns, as it is told: the kept one, or one that
+    is started for this."""
     if kept.script is None:
-        script = ScriptProcess(spec, command, beats)
+        files = LaunchFiles(Path(spec.folder))
+        commands = commands_pipe(files) if in_turns else None
         try:
-            yield script
+            script = ScriptProcess(spec, command, beats, commands=commands)
+            try:
+                yield script
+            finally:
+                script.end()
         finally:
-            script.end()
+            files.commands.unlink(missing_ok=True)
         # After a failure it is kept, as evidence.
-        LaunchFiles(Path(spec.folder)).trail.unlink(missing_ok=True)
-        return
-    yield kept.go_on(beats, script_entry.door_arguments(spec.config, in_command=script_entry.set_by(command)))
-    kept.pause()
+        files.trail.unlink(missing_ok=True)
+    elif in_turns:
+        kept.script.go_on(beats)
+        yield kept.script
+    else:
+        doors = script_entry.door_arguments(spec.config, in_command=script_entry.set_by(command))
+        try:
+            yield kept.go_on(beats, doors)
+        except (Disturbed, Slow):
+            # The script goes on, for other launches.
+            kept.pause()
+            raise
+        kept.pause()
 
 
 def commands_pipe(files: LaunchFiles) -> int:
@@ -809,25 +695,3 @@ def commands_pipe(files: LaunchFiles) -> int:
     os.mkfifo(files.commands)
     # Open it for reading, too, so as not to wait for the script, which opens it only once it has begun to train.
     return os.open(files.commands, os.O_RDWR | os.O_CLOEXEC)
-
-
-def wait_for_all(script: Training, looks: Iterator[int]) -> None:
-    """Wait until everything that a script trains with has been observed.
-
-    Raises:
-        WorkloadError: it ended before.
-    """
-    for _ in looks:
-        if script.trail.own is not None:
-            return
-    raise too_short(script)
-
-
-def tell(commands: int, told: Mapping[str, Any]) -> None:
-    """Tell the agent what comes next.
-
-    Args:
-        commands: descriptor of its pipe, which takes this much at once. Nothing is written before the last turn has
-            ended.
-    """
-    os.write(commands, json.dumps(told).encode() + b"\n")

@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from autotune.base.clock import Clock
-from autotune.base.errors import AutotuneError
-from autotune.base.layout import LaunchFiles
 from autotune.base.records import CommandRef, Config, Heat, HeatPlan, Phase, TrialSpec, TrialStatus, Turn
+from autotune.child.failure import rebuilt
 from autotune.child.launch import Beats
-from autotune.child.script_process import (
-    KeptScript,
-    ScriptProcess,
-    Training,
-    commands_pipe,
-    never_inside,
-    rebuilt,
-    tell,
-    too_short,
-    wait_for_all,
-)
+from autotune.child.script_process import KeptScript, Watched, never_inside, too_short, training
 from autotune.child.trail import NONE_INSIDE, SeenStep, Trained
-from autotune.child.windows import SurroundingsReader, cards_of
+from autotune.child.windows import SurroundingsReader
 from autotune.child.workload_turns import LEAST_STEPS, SETTLED_S, race, unless_disturbed
 from autotune.knobs import refused_knob
 from autotune.knobs.num_workers import workers_of
@@ -47,37 +34,19 @@ class ScriptLoaderTurns:
 
     Args:
         turn_s: the minimum time of a turn.
-        commands: descriptor of the pipe on which the agent is told whose turn it is.
         busy_cores: cores that others may use in a turn that counts; ``None``: any.
-        enter: called with each phase.
     """
 
     def __init__(
-        self,
-        script: Training,
-        turn_s: float,
-        commands: int,
-        around: SurroundingsReader,
-        busy_cores: float | None,
-        enter: Callable[[Phase], None],
-        clock: Clock,
+        self, script: Watched, turn_s: float, around: SurroundingsReader, busy_cores: float | None, clock: Clock
     ) -> None:
         # The host makes the batches, whatever device they are for.
         self.prior = PRIORS["cpu"]
         #: Seconds spent on opening and closing loaders, and on waiting for the first batch of each worker.
         self.switch_s = 0.0
-        self._script, self._turn_s, self._commands = script, turn_s, commands
-        self._around, self._busy_cores = around, busy_cores
-        self._enter, self._clock = enter, clock
+        self._script, self._turn_s = script, turn_s
+        self._around, self._busy_cores, self._clock = around, busy_cores, clock
         self._looks = script.looks()
-
-    def wait(self) -> None:
-        """Wait until all that the script trains with has been seen.
-
-        Raises:
-            WorkloadError: it ended before.
-        """
-        wait_for_all(self._script, self._looks)
 
     def take(self, entrant: Contender) -> Turn | None:
         """Take a turn of at least `turn_s` seconds, in which each worker makes the same number of batches.
@@ -86,7 +55,7 @@ class ScriptLoaderTurns:
             WorkloadError: the script has ended.
             Exception: what the script's data set raised.
         """
-        self._enter(Phase.MEASURE)
+        self._script.enter(Phase.MEASURE)
         trail = self._script.trail
         if self._script.has_ended:
             raise too_short(self._script)
@@ -95,7 +64,7 @@ class ScriptLoaderTurns:
         self._around.begin()
         arguments = script_entry.door_arguments(delivery_part(entrant.config), in_command=set()).get("loader", {})
         arguments.pop("batch_size", None)
-        tell(self._commands, {"load": {"arguments": arguments, "least_s": self._turn_s}})
+        self._script.tell(load={"arguments": arguments, "least_s": self._turn_s})
         for _ in self._looks:
             if trail.loads == wanted:
                 break
@@ -120,15 +89,14 @@ class ScriptLoaderTurns:
 _TRIES = 3
 
 
-def command_heat(spec: TrialSpec, plan: HeatPlan, beats: Beats, clock: Clock, began: float, kept: KeptScript) -> Heat:
-    """Compare configurations that the training of ``spec.command`` can be switched between, by the time that the device
-    takes; or that differ in their loaders, by what the loader delivers by itself.
+def command_heat(spec: TrialSpec, command: CommandRef, plan: HeatPlan, beats: Beats, kept: KeptScript) -> Heat:
+    """Compare configurations that the training of a command can be switched between, by the time that the device takes;
+    or that differ in their loaders, by what the loader delivers by itself.
 
     In a heat of the device every step trains, whichever entrant's turn it is; the script's waits for its loader do not
     count.
 
     Args:
-        began: `clock` reading at the start of the launch; start-up time is counted from it.
         kept: holds the script in which they take turns, if one is kept.
 
     Raises:
@@ -137,60 +105,23 @@ def command_heat(spec: TrialSpec, plan: HeatPlan, beats: Beats, clock: Clock, be
         Exception: what the script did not catch, whichever entrant's turn it was. A script that has ended allows no
             comparison.
     """
-    command = spec.command
-    if command is None:
-        raise AutotuneError(f"{spec.launch} is to run a command and is not told which")
-
-    def raced(script: ScriptProcess, commands: int) -> Heat:
-        around = SurroundingsReader(cards_of(spec), clock)
+    with training(spec, command, beats, kept, in_turns=True) as script:
+        around = SurroundingsReader.of(spec, beats.clock)
         turns: ScriptTurns | ScriptLoaderTurns
         if plan.side == "device":
-            turns = _turns(spec, plan, script, command, commands, around, beats, clock)
+            how = TurnPlan(
+                plan.turn_s,
+                cuda=spec.devices[0] != "cpu",
+                busy_cores=spec.plan.busy_cores,
+                samples_per_step=command.samples_per_step,
+                even_steps=plan.even_steps,
+            )
+            turns = ScriptTurns(script, plan.entrants, script_entry.set_by(command), how, around, beats.clock)
         else:
-            busy_cores = spec.plan.busy_cores
-            turns = ScriptLoaderTurns(script, plan.turn_s, commands, around, busy_cores, beats.enter, clock)
-        turns.wait()
+            turns = ScriptLoaderTurns(script, plan.turn_s, around, spec.plan.busy_cores, beats.clock)
+        script.wait_for_all()
         around.settle_in()
-        return race(spec, plan, turns, beats, clock, began)
-
-    if kept.script is not None:
-        kept.script.go_on(beats)
-        return raced(kept.script, kept.commands)
-    files = LaunchFiles(Path(spec.folder))
-    commands = commands_pipe(files)
-    try:
-        script = ScriptProcess(spec, command, beats, commands=files.commands)
-        try:
-            heat = raced(script, commands)
-        finally:
-            script.end()
-    finally:
-        os.close(commands)
-        files.commands.unlink(missing_ok=True)
-    # After a failure it is kept, as evidence.
-    files.trail.unlink(missing_ok=True)
-    return heat
-
-
-def _turns(
-    spec: TrialSpec,
-    plan: HeatPlan,
-    script: ScriptProcess,
-    command: CommandRef,
-    commands: int,
-    around: SurroundingsReader,
-    beats: Beats,
-    clock: Clock,
-) -> ScriptTurns:
-    cuda = spec.devices[0] != "cpu"
-    how = TurnPlan(
-        plan.turn_s,
-        cuda=cuda,
-        busy_cores=spec.plan.busy_cores,
-        samples_per_step=command.samples_per_step,
-        even_steps=plan.even_steps,
-    )
-    return ScriptTurns(script, plan.entrants, script_entry.set_by(command), how, commands, around, beats.enter, clock)
+        return race(spec, plan, turns, beats)
 
 
 @dataclass(frozen=True)
@@ -221,8 +152,6 @@ class ScriptTurns:
     Args:
         in_command: knobs that the command itself sets. own: the script's own configuration, if loaders are switched as
             well; ``None`` if they are not.
-        commands: descriptor of the pipe on which the agent is told whose turn it is.
-        enter: called with each phase.
 
     Attributes:
         waited: for each entrant, the seconds that its counted steps waited for the loader, and their total seconds.
@@ -230,20 +159,18 @@ class ScriptTurns:
 
     def __init__(
         self,
-        script: Training,
+        script: Watched,
         entrants: Sequence[Config],
         in_command: set[str],
         how: TurnPlan,
-        commands: int,
         around: SurroundingsReader,
-        enter: Callable[[Phase], None],
         clock: Clock,
         own: Config | None = None,
     ) -> None:
         self.how, self.clock = how, clock
         self.prior: LaunchNoise = PRIORS["cuda" if how.cuda else "cpu"]
         self.switch_s = 0.0
-        self._script, self._commands, self._enter = script, commands, enter
+        self._script = script
         self._doors = [_doors(config, own, in_command) for config in entrants]
         self.waited = [[0.0, 0.0] for _ in entrants]
         #: The workers and queue of the last turn's loader: the most batches that it has made in advance.
@@ -260,14 +187,6 @@ class ScriptTurns:
         #: The number of steps whose samples are known, and the total of these samples.
         self._known = [0, 0]
 
-    def wait(self) -> None:
-        """Wait until all that the script trains with has been seen.
-
-        Raises:
-            WorkloadError: it ended before.
-        """
-        wait_for_all(self._script, self._looks)
-
     def take(self, entrant: Contender) -> Turn | None:
         """Take a turn of as many steps as fill `turn_s`, and at least one; none counts if the script has ended.
 
@@ -279,7 +198,7 @@ class ScriptTurns:
         ahead = self._ahead(entrant.number) if how.whole else 0
         first = entrant.first_step_s is None
         phase = Phase.COMPILE if first else Phase.MEASURE
-        self._enter(phase)
+        self._script.enter(phase)
         if first:
             # On CUDA the second step shows how many steps a turn needs, so that the first turn is as long as the
             # others.
@@ -288,7 +207,7 @@ class ScriptTurns:
                 return None
             if steps:
                 entrant.first_step_s, entrant.step_s = self._seconds(steps[:1]), self._seconds(steps[-1:])
-            self._enter(Phase.MEASURE)
+            self._script.enter(Phase.MEASURE)
         uncounted = 1 if how.cuda or entrant.step_s < SETTLED_S else 0
         wanted = math.ceil(how.turn_s / entrant.step_s) if entrant.step_s > 0 else LEAST_STEPS
         uncounted += ahead
@@ -398,7 +317,7 @@ class ScriptTurns:
             usual_s = count * self._reference_s if self.how.whole else self._reference_s
             command["limit_s"] = self.how.limit * max(self.how.turn_s, usual_s)
         self._queue = self._queues[number]
-        tell(self._commands, command)
+        self._script.tell(**command)
         steps: list[SeenStep] = []
         for _ in self._looks:
             steps += [step for step in self._script.found if step.turn == turn]
@@ -409,11 +328,7 @@ class ScriptTurns:
         return steps
 
     def epoch_steps(self, samples: float) -> float | None:
-        """Return the steps of an epoch; ``None`` if that is not known.
-
-        Args:
-            samples: of a step.
-        """
+        """Return the steps of an epoch, given the samples of one; ``None`` if that is not known."""
         loader = self._script.trail.loader
         batches = None if loader is None else loader.epoch_batches
         return None if loader is None or batches is None else batches * (loader.batch_size or samples) / samples
@@ -440,12 +355,9 @@ class ScriptTurns:
         return None
 
     def settle(self, number: int, sentence: str) -> None:
-        """Let an entrant train from now on, with no more turns.
-
-        Args:
-            sentence: printed for the user on the script's stderr.
-        """
-        tell(self._commands, {"steps": 0, "doors": self._doors[number], "settle": sentence})
+        """Let an entrant train from now on, with no more turns, and print a sentence for the user on the script's
+        stderr."""
+        self._script.tell(steps=0, doors=self._doors[number], settle=sentence)
 
     def leave(self, entrant: Contender) -> None:
         """Do nothing: only an entrant's compiled code is left, and the next turn switches everything."""

@@ -1,10 +1,11 @@
-"""What the agent reports about a script: steps, batches, pauses, and what its loader delivers."""
+"""What the agent, or a program itself, reports about a script: steps, batches, pauses, and what its loader delivers."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import re
 import sys
 import time
 from collections import Counter, deque
@@ -15,8 +16,10 @@ from statistics import median
 from typing import Any
 
 from autotune import stats
+from autotune.base.errors import WorkloadError
 from autotune.base.layout import LaunchFiles
 from autotune.base.records import (
+    CommandRef,
     Config,
     Deliveries,
     DeliveryPlan,
@@ -51,8 +54,6 @@ NONE_INSIDE = 3
 
 #: If backward passes or updates per batch differ by more than this fraction, it is a different training.
 UNLIKE = 0.05
-
-_FACTS = ("arguments", "ahead", "batches", "kind")
 
 
 @dataclass(frozen=True)
@@ -111,11 +112,8 @@ class Trained:
         return (self.backwards / self.batches, self.updates / self.batches) if self.batches else None
 
     def unlike(self, usual: tuple[float, float] | None) -> str | None:
-        """Return how training per batch differs from usual, as a clause; ``None`` if it does not, or that is unknown.
-
-        Args:
-            usual: `per_batch` of a training that is known to be correct.
-        """
+        """Return how training per batch differs from `per_batch` of a training that is known to be correct, as a
+        clause; ``None`` if it does not, or that is unknown."""
         if usual is None or self.per_batch is None:
             return None
         # Of a small number of batches, one or two may belong to another step.
@@ -139,7 +137,7 @@ class SeenLoader:
 
     Attributes:
         arguments: those of its class that are in force. ahead: batches that its workers make in advance.
-        batches: the number in an epoch; ``None`` if that is not known. kind: class of its data set.
+        batches: the number in an epoch; ``None`` if that is not known.
         taken: batches taken of the current epoch. before: those of the last epoch, if one is over.
         made: the number of batches made so far, and the seconds that this took, summed over workers.
     """
@@ -147,7 +145,6 @@ class SeenLoader:
     arguments: dict[str, Value | None]
     ahead: int
     batches: int | None
-    kind: str
     taken: int = 0
     before: int = 0
     made: tuple[int, float] = (0, 0.0)
@@ -170,13 +167,29 @@ class EndedThread:
     """A thread of a script that was ended by an exception; its process goes on.
 
     Attributes:
-        chain: of the exception, like `Trail.raised`. at: on the host's monotonic clock. trained: the training ran in
-            it.
+        chain: of the exception, like `Trail.raised`. trained: the training ran in it.
     """
 
     chain: list[list[Any]]
-    at: float
     trained: bool
+
+
+class _JsonLines:
+    """Reads a file of JSON objects, one per line, while it grows. It need not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._at = path, 0
+
+    def new(self) -> list[dict[str, Any]]:
+        """Return the objects whose lines have ended since the last call."""
+        try:
+            with open(self._path, "rb") as stream:
+                stream.seek(self._at)
+                whole, newline, _ = stream.read().rpartition(b"\n")
+        except FileNotFoundError:
+            return []
+        self._at += len(whole) + len(newline)
+        return [json.loads(line) for line in whole.splitlines()]
 
 
 class Trail:
@@ -236,9 +249,7 @@ class Trail:
         self._trains: int | None = None
         self.reserved_bytes: int | None = None
         self.allocated_bytes: int | None = None
-        self._path = path
-        self._descriptor: int | None = None
-        self._rest = b""
+        self._file = _JsonLines(path)
         self._held: list[dict[str, Any]] = []
         self._unit: int | None = None
         #: Steps of each optimizer since the one that ends a step of the training last took one.
@@ -250,10 +261,8 @@ class Trail:
         self._since: _Since | None = None
 
     def close(self) -> None:
-        """Close the file."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        """Close what is open."""
+        return
 
     def known(self, found: Measurement, spec: TrialSpec) -> Measurement:
         """Return the figures of a launch's measurement that are really known: here, all of them."""
@@ -273,7 +282,7 @@ class Trail:
             decide: take it that all optimizers have been seen, however few steps they have taken. Otherwise steps are
                 held back until one has taken `SEEN_AFTER`.
         """
-        for event in self._events():
+        for event in self._file.new():
             self.events += 1
             match event["e"]:
                 case "torch":
@@ -298,11 +307,11 @@ class Trail:
                     self.reserved_bytes, self.allocated_bytes = event["reserved"], event["allocated"]
                 case "raised" if event.get("thread"):
                     if self.thread is None or (event["trains"] and not self.thread.trained):
-                        self.thread = EndedThread(event["chain"], event["at"], event["trains"])
+                        self.thread = EndedThread(event["chain"], event["trains"])
                 case "raised":
                     self._raised.setdefault(event["pid"], event["chain"])
                 case "loader":
-                    self.loaders[event["l"]] = SeenLoader(**{name: event[name] for name in _FACTS})
+                    self.loaders[event["l"]] = SeenLoader(event["arguments"], event["ahead"], event["batches"])
                 case kind if kind in ("step", "epoch", "turn", "ready", "failed"):
                     self._held.append(event)
                     if kind == "step":
@@ -321,16 +330,6 @@ class Trail:
             counts.clear()
         held, self._held = self._held, []
         return [step for event in held if (step := self._note(event)) is not None]
-
-    def _events(self) -> Iterator[dict[str, Any]]:
-        if self._descriptor is None:
-            try:
-                self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                return
-        while data := os.read(self._descriptor, 2**20):
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            yield from map(json.loads, lines)
 
     def _note(self, event: dict[str, Any]) -> SeenStep | None:
         if event["e"] == "turn":
@@ -451,6 +450,161 @@ class _Since:
     began: list[tuple[int | None, float]] = field(default_factory=list)
 
 
+# Rates that a program itself reports, in its output or in a file, in place of what the agent would observe.
+
+#: Lines end with either: a progress bar overwrites itself.
+_ENDS = re.compile(rb"[\r\n]+")
+#: Of a line that does not end, only this many last bytes are kept.
+_LONGEST_LINE = 2**16
+
+
+class Readings(Trail):
+    """Turns the rates that a program writes into steps of a training, while they are being written.
+
+    A rate is that of the time since the one before; what it counts (images, tokens) is up to the program. Each makes
+    one step of a training, which lasts about as long as has passed since then, so that a whole number of samples gives
+    the reported rate.
+
+    Args:
+        files: those of the launch, whose output is read if `path` is ``None``.
+        samples_per_step: samples in one step of the program, for programs that report seconds per step.
+
+    Attributes:
+        expression: the regular expression that is searched for, as the user gave it.
+    """
+
+    def __init__(self, files: LaunchFiles, command: CommandRef, path: Path | None, samples_per_step: int) -> None:
+        super().__init__(files.trail)
+        self.expression = command.rate or ""
+        self._pattern = re.compile(self.expression)
+        self._samples_per_step = samples_per_step
+        if path is None:
+            self._tails = [_Tail(files.stdout, is_log=True), _Tail(files.stderr, is_log=True)]
+        else:
+            self._tails = [_Tail(path, is_log=False)]
+        self._read_at: float | None = None
+
+    def close(self) -> None:
+        """Close the files."""
+        for tail in self._tails:
+            tail.close()
+
+    def read(self, *, decide: bool = False) -> list[SeenStep]:
+        # Raises `WorkloadError` if what the expression matched is not a number.
+        steps = []
+        for tail in self._tails:
+            for line in tail.lines():
+                match = self._pattern.search(line)
+                step = None if match is None else self._step(match)
+                if step is not None:
+                    steps.append(step)
+        # Anything that the program writes is a sign of life.
+        self.events = sum(tail.taken for tail in self._tails)
+        return steps
+
+    def known(self, found: Measurement, spec: TrialSpec) -> Measurement:
+        """Return `found` without what remains unknown of a program that the agent does not enter: its waits, the
+        device's share of a step, and the memory of a card that it takes."""
+        unknown: dict[str, Any] = {"device_per_s": None, "loader_wait_fraction": None}
+        if spec.devices[0] != "cpu":
+            unknown["peak_allocated_bytes"] = None
+        return found.model_copy(update={**unknown, "batch_size": spec.batch_size})
+
+    def _step(self, match: re.Match[str]) -> SeenStep | None:
+        (name, text), *_ = match.groupdict("").items()
+        try:
+            value = float(text.replace(",", "").replace("_", ""))
+        except ValueError:
+            raise WorkloadError(
+                f"--rate found {text[:60]!r} in {match.string.strip()[:100]!r}, which is no number",
+                advice=f"let (?P<{name}>…) match the number alone.",
+            ) from None
+        if not math.isfinite(value) or value <= 0:
+            # Some programs report a rate of 0 when they begin.
+            return None
+        before, self._read_at = self._read_at, time.monotonic()
+        self.optimizer_steps[0] += 1
+        if before is None:
+            self.began_at = self._read_at
+            return None
+        passed_s = self._read_at - before
+        per_s, unit = (value, 1) if name == "rate" else (self._samples_per_step / value, self._samples_per_step)
+        samples = unit * max(1, round(passed_s * per_s / unit))
+        return SeenStep(
+            ended_at=self._read_at,
+            seconds=samples / per_s,
+            host_s=passed_s,
+            wait_s=0.0,
+            samples=samples,
+            whole=True,
+            turned=False,
+            own_s=samples / per_s,
+        )
+
+
+class _Tail:
+    """The lines of a growing file, without those that it held when this object was created.
+
+    Args:
+        is_log: the file is one of the launch's own logs: new at each launch, and truncated when it grows long.
+
+    Attributes:
+        taken: bytes read so far.
+    """
+
+    def __init__(self, path: Path, *, is_log: bool) -> None:
+        self.taken = 0
+        self._path = path
+        self._is_log = is_log
+        self._descriptor: int | None = None
+        self._rest = b""
+        # A file that an earlier run has left may be appended to, or replaced.
+        self._left = None if is_log else _look(path)
+
+    def close(self) -> None:
+        """Close the file, if it is open."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines that have ended since the last call."""
+        descriptor = self._descriptor = self._opened() if self._descriptor is None else self._descriptor
+        if descriptor is None:
+            return
+        size = os.fstat(descriptor).st_size
+        if size < os.lseek(descriptor, 0, os.SEEK_CUR):
+            os.lseek(descriptor, size if self._is_log else 0, os.SEEK_SET)
+            # The line that had not ended is gone with what was cut.
+            self._rest = b""
+        while data := os.read(descriptor, 2**16):
+            self.taken += len(data)
+            *lines, rest = _ENDS.split(self._rest + data)
+            self._rest = rest[-_LONGEST_LINE:]
+            yield from (line.decode(errors="replace") for line in lines)
+        now = _look(self._path)
+        if now is not None and not os.path.samestat(now, os.fstat(descriptor)):
+            # The program has replaced the file.
+            self.close()
+            self._left, self._rest = None, b""
+
+    def _opened(self) -> int | None:
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        if self._left is not None and os.path.samestat(self._left, os.fstat(descriptor)):
+            os.lseek(descriptor, self._left.st_size, os.SEEK_SET)
+        return descriptor
+
+
+def _look(path: Path) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except OSError:
+        return None
+
+
 # Long pauses that recur between the steps of a script: rollouts, evaluations, checkpoints.
 #
 # The rates of windows with and without a pause differ by what the pause takes, and those with one look disturbed. So
@@ -518,12 +672,8 @@ _IDLE = 2.0
 
 
 def told_deliveries(plan: DeliveryPlan, files: LaunchFiles, *, goes_on: bool = False) -> dict[str, Any]:
-    """Return the part of the agent's plan that says what deliveries to note. What an earlier attempt has noted is
-    removed.
-
-    Args:
-        goes_on: the training is to go on and be measured later.
-    """
+    """Return the part of the agent's plan that says what deliveries to note, and whether the training is to go on and
+    be measured later. What an earlier attempt has noted is removed."""
     files.deliveries.unlink(missing_ok=True)
     return {
         "goes_on": goes_on,
@@ -538,17 +688,13 @@ def told_deliveries(plan: DeliveryPlan, files: LaunchFiles, *, goes_on: bool = F
 
 
 class DeliveryLog:
-    """Reads what the agent notes, while it is being written.
-
-    Args:
-        plan: ``None`` if nothing is noted.
-    """
+    """Reads what the agent notes, while it is being written. Without a plan, nothing is noted."""
 
     def __init__(self, plan: DeliveryPlan | None, files: LaunchFiles) -> None:
         self._plan = plan
         self._path = files.deliveries
+        self._file = _JsonLines(self._path)
         self._events: list[dict[str, Any]] = []
-        self._at = 0
         self._done = False
         self._ended_at: float | None = None
         self._newest_at = 0.0
@@ -557,7 +703,7 @@ class DeliveryLog:
         """Read what is new; return whether there is nothing more to wait for."""
         if self._plan is None:
             return True
-        for event in self._new():
+        for event in self._file.new():
             self._events.append(event)
             self._newest_at = time.monotonic()
             if event["e"] == "end":
@@ -575,16 +721,6 @@ class DeliveryLog:
             return bool(self._events) and now - self._newest_at > _IDLE * self._plan.wait_s
         # Between two epochs a script may do anything, for as long as it likes.
         return now - self._ended_at > self._plan.wait_s
-
-    def _new(self) -> list[dict[str, Any]]:
-        try:
-            with open(self._path, "rb") as stream:
-                stream.seek(self._at)
-                whole, newline, _ = stream.read().rpartition(b"\n")
-        except FileNotFoundError:
-            return []
-        self._at += len(whole) + len(newline)
-        return [json.loads(line) for line in whole.splitlines()]
 
     @property
     def has_begun(self) -> bool:
@@ -605,18 +741,14 @@ class DeliveryLog:
         """Return what has been noted, and remove the file; ``None`` if nothing was to be noted."""
         if self._plan is None:
             return None
-        self._events += self._new()
+        self._events += self._file.new()
         self._path.unlink(missing_ok=True)
         return deliveries_of(self._events)
 
 
 def refused_by(deliveries: Deliveries, own: Config) -> Iterator[tuple[str, str, str]]:
-    """Yield what the deliveries of a training's own data set rule out: a knob, the answer it is for (see
-    `autotune.knobs.answer_to`), and the reason, as a clause.
-
-    Args:
-        own: the script's own configuration, as far as it is known.
-    """
+    """Yield what the deliveries of a training's own data set rule out, given its own configuration as far as it is
+    known: a knob, the answer it is for (see `autotune.knobs.answer_to`), and the reason, as a clause."""
     has_second = any(len(data_set.epochs) > 1 and data_set.epochs[1].batches for data_set in deliveries.sets)
     for data_set in deliveries.sets:
         yield from ((WORKERS, OTHERS, why) for why in stats.why_not_copied(data_set))
@@ -637,14 +769,10 @@ def refused_by(deliveries: Deliveries, own: Config) -> Iterator[tuple[str, str, 
             yield PERSISTENT, answer, "no second epoch was seen, of which workers that persist may miss what is new"
 
 
-def deliver(spec: TrialSpec, beats: Beats) -> TrainCheck:
-    """Let the loader of a workload deliver as ``spec.check.deliveries`` says, under ``spec.config``, without
-    training."""
-    plan = spec.check.deliveries if spec.check is not None else None
+def deliver(spec: TrialSpec, plan: DeliveryPlan, beats: Beats) -> TrainCheck:
+    """Let the loader of a workload deliver as a plan says, under ``spec.config``, without training."""
     files = LaunchFiles(Path(spec.folder))
     log = DeliveryLog(plan, files)
-    if plan is None or spec.rank:
-        return TrainCheck(losses=(), finite=True, changed=1.0)
     launch = Launch(spec, beats)
     # Appended only now: nothing else is to be imported from the agent's folder.
     sys.path.append(str(script_entry.FOLDER))

@@ -12,7 +12,6 @@ import io
 import itertools
 import math
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +29,16 @@ from autotune.workload import contract
 from autotune.workload.contract import Context, Workload
 
 
-def train_check(spec: TrialSpec, beats: Beats) -> TrainCheck:
-    """Train as ``spec.check`` says, under ``spec.config``.
+def train_check(spec: TrialSpec, plan: CheckPlan, beats: Beats) -> TrainCheck:
+    """Train as a plan says, under ``spec.config``.
 
     A loss that is not finite is a result here, not a failure.
 
     Raises:
-        AutotuneError: spec.check is missing, or no starting point was saved.
+        AutotuneError: no starting point was saved.
         WorkloadError: the saved weights do not fit the model of this configuration.
         MachineError: the starting point is a file that was not written by this study.
     """
-    plan = spec.check
-    if plan is None:
-        raise AutotuneError(f"{spec.launch} is to check a training and is not told how")
     launch = Launch(spec, beats)
     workload, ctx = launch.workload, launch.ctx
     # Read before the memory limit is set: a real training does not hold these.
@@ -50,21 +46,21 @@ def train_check(spec: TrialSpec, beats: Beats) -> TrainCheck:
     if spec.rank:
         # The first rank may have to write it.
         wait_for_all()
-    start = _start(workload, ctx, plan, spec.worker_start_method)
+    weights, batches = _start(workload, ctx, plan, spec.worker_start_method)
     if not spec.rank:
         wait_for_all()
     launch.wake()
     own_weights = plan.reference and plan.seed != 0
     step = build(workload, dataclasses.replace(ctx, seed=ctx.seed + plan.seed) if own_weights else ctx, spec.config)
     if not own_weights:
-        _load_weights(step.model, start.weights, spec)
-    start.weights.clear()
+        _load_weights(step.model, weights, spec)
+    weights.clear()
     before = trainable(step.model)
     # Dropout draws the same numbers in all launches, as long as their kernels draw in the same order.
     torch.manual_seed(ctx.seed + plan.seed)
     beats.enter(Phase.COMPILE)
     # Ranks train on different batches; otherwise nothing would show whether they average their gradients.
-    batches = start.batches[spec.rank :] + start.batches[: spec.rank]
+    batches = batches[spec.rank :] + batches[: spec.rank]
     losses, finite, skips = take_steps(step, batches, plan.steps, beats)
     if finite and not same_in_all_ranks(step.model):
         raise WorkloadError(
@@ -77,7 +73,7 @@ def train_check(spec: TrialSpec, beats: Beats) -> TrainCheck:
     metric, lacks = None, None
     if finite:
         try:
-            metric = _metric(workload, ctx, step, spec)
+            metric = _metric(workload, ctx, step, spec, plan)
         except WorkloadError:
             raise
         except Exception as error:
@@ -88,12 +84,9 @@ def train_check(spec: TrialSpec, beats: Beats) -> TrainCheck:
     )
 
 
-def _metric(workload: Workload, ctx: Context, step: Step, spec: TrialSpec) -> float | None:
-    """Return the value of the workload's own metric for the model as it is now; ``None`` if it has none.
-
-    Raises:
-        WorkloadError: it is not a finite number.
-    """
+def _metric(workload: Workload, ctx: Context, step: Step, spec: TrialSpec, plan: CheckPlan) -> float | None:
+    """Return the value of the workload's own metric for the model as it is now; ``None`` if it has none. Raises
+    `WorkloadError` if it is not a finite number."""
     metric = contract.optional(workload, "metric")
     if metric is None:
         return None
@@ -106,7 +99,7 @@ def _metric(workload: Workload, ctx: Context, step: Step, spec: TrialSpec) -> fl
         raise WorkloadError(f"metric(ctx, model) must return a number, not {type(value).__name__}") from None
     if not math.isfinite(number):
         raise WorkloadError(
-            f"metric(ctx, model) returned {number} after {spec.check.steps if spec.check else 0} steps",
+            f"metric(ctx, model) returned {number} after {plan.steps} steps",
             advice="let it return a finite number for a model that has only begun to learn.",
         )
     return number
@@ -139,20 +132,11 @@ def take_steps(step: Step, batches: list[Any], steps: int, beats: Beats) -> tupl
     return losses, True, skips
 
 
-@dataclass(frozen=True)
-class _Start:
-    """The common starting point of all launches of a check.
-
-    Attributes:
-        weights: a ``state_dict``, on the CPU. batches: as the loader returned them.
-    """
-
-    weights: dict[str, Any]
-    batches: list[Any]
-
-
-def _start(workload: Workload, ctx: Context, plan: CheckPlan, worker_start_method: str) -> _Start:
-    """Load the starting point. The first reference run saves it if absent; a repeated one reuses it."""
+def _start(
+    workload: Workload, ctx: Context, plan: CheckPlan, worker_start_method: str
+) -> tuple[dict[str, Any], list[Any]]:
+    """Load the common starting point of all launches of a check: a ``state_dict`` on the CPU, and batches as the loader
+    returned them. The first reference run saves it if absent; a repeated one reuses it."""
     path = Path(plan.store) / "start.pt"
     if plan.reference and plan.seed == 0 and not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -172,7 +156,7 @@ def _start(workload: Workload, ctx: Context, plan: CheckPlan, worker_start_metho
         # Batches may hold any class of the workload, so only unpickling can read them, which runs whatever the file
         # contains. The file is this user's own, and only launches of the study write to the study's folder.
         saved = torch.load(stream, map_location="cpu", weights_only=False)
-    return _Start(**saved)
+    return saved["weights"], saved["batches"]
 
 
 def _not_ours(path: Path, why: str) -> MachineError:
@@ -183,7 +167,7 @@ def _not_ours(path: Path, why: str) -> MachineError:
 
 
 def _draw(workload: Workload, ctx: Context, plan: CheckPlan, worker_start_method: str) -> dict[str, Any]:
-    """Create the initial weights and some batches, as in `_Start`."""
+    """Create the initial weights and some batches."""
     loader = open_loader(workload, ctx, {"batch_size": ctx.batch_size}, worker_start_method=worker_start_method)
     torch.manual_seed(ctx.seed)
     weights = workload.model(ctx).state_dict()

@@ -1,8 +1,8 @@
 """Enters a copy-on-write view of a folder, and becomes the command. Run on its own, as a fresh process with one thread;
 `autotune.child.script_folders` starts it. It imports only what loads quickly, since each launch waits for it.
 
-Its arguments are those of `EntryPlan.words`, followed by the command's. To a descriptor it writes a line ``entered``,
-or ``refused`` and why; after ``entered``, a line ``errno`` and a number if the command cannot be run.
+Its arguments are those of `words`, followed by the command's. To a descriptor it writes a line ``entered``, or
+``refused`` and why; after ``entered``, a line ``errno`` and a number if the command cannot be run.
 
 The mounts belong to this process and its children alone, and vanish with the last of them. For a user who may not
 mount, it does so in a user namespace, where the user keeps the same ids and has no more rights than before once the
@@ -27,79 +27,61 @@ _ALL_IDS = ["0", "0", "4294967295"]
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class EntryPlan:
-    """What is to be entered.
+def words(tell: int, folders: tuple[object, ...], kept: list[str], hidden: list[str]) -> list[str]:
+    """Return what is to be entered as words of a command.
 
-    Attributes:
-        tell: the descriptor to write to. folder: to be viewed. runs_in: where the command runs.
-        upper, work: empty folders outside of it, on one file system, for what is written.
+    Args:
+        tell: the descriptor to write to.
+        folders: the one to be viewed; two empty ones outside of it, on one file system, for what is written (an
+            overlay's upper and work); and where the command runs.
         kept: files and folders below it that are left out of the view. hidden: files below it that the view is to lack.
     """
-
-    def __init__(
-        self, tell: int, folder: str, upper: str, work: str, runs_in: str, kept: list[str], hidden: list[str]
-    ) -> None:
-        self.tell = tell
-        self.folder = folder
-        self.upper = upper
-        self.work = work
-        self.runs_in = runs_in
-        self.kept = kept
-        self.hidden = hidden
-
-    def words(self) -> list[str]:
-        """Return the plan as words of a command."""
-        fixed = [str(self.tell), self.folder, self.upper, self.work, self.runs_in]
-        return [*fixed, str(len(self.kept)), *self.kept, str(len(self.hidden)), *self.hidden]
+    return [str(tell), *map(str, folders), str(len(kept)), *kept, str(len(hidden)), *hidden]
 
 
-def read(words: list[str]) -> tuple[EntryPlan, list[str]]:
-    """Return the plan at the beginning of some words, and the words that follow it."""
-    tell, folder, upper, work, runs_in, *more = words
-    kept, more = more[1 : 1 + int(more[0])], more[1 + int(more[0]) :]
-    hidden, more = more[1 : 1 + int(more[0])], more[1 + int(more[0]) :]
-    return EntryPlan(int(tell), folder, upper, work, runs_in, kept, hidden), more
-
-
-def main(plan: EntryPlan, command: list[str]) -> NoReturn:
+def main(tell: int, folder: str, upper: str, work: str, runs_in: str, *more: str) -> NoReturn:
     """Enter the view, report that, and execute the command; without a command, only report."""
-    os.set_inheritable(plan.tell, False)
+    os.set_inheritable(tell, False)
+    kept, more = more[1 : 1 + int(more[0])], more[1 + int(more[0]) :]
+    hidden, command = more[1 : 1 + int(more[0])], more[1 + int(more[0]) :]
     try:
-        _enter(plan)
+        _enter(folder, upper, work, runs_in, kept, hidden)
     except Exception as error:
         why = f"{error.filename} ({error.strerror})" if isinstance(error, OSError) else repr(error)
-        os.write(plan.tell, f"refused {why}\n".encode(errors="replace"))
+        os.write(tell, f"refused {why}\n".encode(errors="replace"))
         os._exit(1)
-    os.write(plan.tell, b"entered\n")
+    os.write(tell, b"entered\n")
     if not command:
         os._exit(0)
     try:
         os.execvp(command[0], command)
     except OSError as error:
-        os.write(plan.tell, f"errno {error.errno}\n".encode())
+        os.write(tell, f"errno {error.errno}\n".encode())
     os._exit(127)
 
 
-def _enter(plan: EntryPlan) -> None:
+def _enter(
+    folder: str, upper: str, work: str, runs_in: str, kept_out: tuple[str, ...], hidden: tuple[str, ...]
+) -> None:
     in_user = _unshare()
     # What is mounted elsewhere from now on is still visible here, but nothing of ours is visible there.
     _mount(None, "/", None, _REC | _SLAVE, None, "mounts cannot be its own")
-    layers = {"lowerdir": plan.folder, "upperdir": plan.upper, "workdir": plan.work}
+    layers = {"lowerdir": folder, "upperdir": upper, "workdir": work}
     opened = {name: os.open(path, os.O_RDONLY | os.O_DIRECTORY) for name, path in layers.items()}
     _try_notes(opened["upperdir"], "user.autotune" if in_user else "trusted.autotune")
     # Opened before the folder is covered. An overlay leaves out whatever is mounted below it.
-    kept = [(path, os.open(path, os.O_PATH)) for path in [*_mounted_below(plan.folder), *plan.kept]]
+    kept = [(path, os.open(path, os.O_PATH)) for path in [*_mounted_below(folder), *kept_out]]
     # By descriptor, because a path may contain commas and colons. To rename folders, an overlay needs a right of root.
     options = [f"{name}=/proc/self/fd/{opened[name]}" for name in layers]
     options.append("userxattr" if in_user else "redirect_dir=on")
-    _mount("overlay", plan.folder, "overlay", 0, ",".join(options), "an overlay cannot be mounted")
+    _mount("overlay", folder, "overlay", 0, ",".join(options), "an overlay cannot be mounted")
     for path, descriptor in kept:
         _mount(f"/proc/self/fd/{descriptor}", path, None, _BIND | _REC, None, f"{path} cannot be kept")
     for descriptor in (*opened.values(), *(descriptor for _, descriptor in kept)):
         os.close(descriptor)
     # The current folder is still the one that has been covered.
-    os.chdir(plan.runs_in)
-    for path in plan.hidden:
+    os.chdir(runs_in)
+    for path in hidden:
         if os.path.lexists(path):
             os.unlink(path)
 
@@ -158,4 +140,4 @@ def _check(result: int, what: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*read(sys.argv[1:]))
+    main(int(sys.argv[1]), *sys.argv[2:])

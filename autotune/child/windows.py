@@ -11,18 +11,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, mean, median
-from typing import Any
+from typing import Any, Self
 
 from autotune import stats
 from autotune.base.clock import Clock
 from autotune.base.records import Measurement, MeasurePlan, Surroundings, TrialSpec, Window
 from autotune.child.failure import Disturbed
+from autotune.launcher.quiet import cards_of
 from autotune.machine.cpu_load import CpuWatch, Rapl, Stops
 from autotune.machine.gpu import LASTING_SLOWDOWN, SLOWDOWNS, CardReading, CardWatch
-
-# What else happened on this machine during a window.
-
-# Distinguishes a launch's own processes on a card from others.
 
 
 class Sharing:
@@ -47,11 +44,7 @@ class Sharing:
         self._last_percent: int | None = None
 
     def settle_in(self, present: Iterable[int] | None) -> None:
-        """Note that this launch is on the card now: processes that have appeared since construction count as ours.
-
-        Args:
-            present: pids that the driver lists now.
-        """
+        """Note that this launch is on the card now: processes that have appeared since construction count as ours."""
         self._settled = True
         if present is not None and self._before is not None:
             # If nothing has appeared, the driver does not list this launch (but MPS's server, for example).
@@ -90,8 +83,6 @@ class Sharing:
         self._last_percent = sum(p for pid, p in sm_percent.items() if pid not in self._recognized | listed)
         return self._last_percent
 
-
-# Machine activity around a launch's windows (other processes, the card's clocks), and which windows to discard.
 
 #: Idle CPU time, in cores and as a fraction of all cores, above which other processes took nothing from the training.
 FREE_CORES = 0.1
@@ -148,11 +139,8 @@ def is_slowed(around: Surroundings | None) -> bool | None:
 
 
 def what_went_on(discarded: Sequence[Window], cores: int) -> str:
-    """Return what disturbed most of these windows, as a clause.
-
-    Args:
-        discarded: at least one window, each with the reason from `reason_to_discard`.
-    """
+    """Return what disturbed most of these windows, as a clause. There is at least one, and each has a reason from
+    `reason_to_discard`."""
     loaded = [w for w in discarded if (w.discarded or "").startswith(_LOADED)]
     if 2 * len(loaded) >= len(discarded):
         foreign = mean(w.around.foreign_cores or 0.0 for w in loaded if w.around)
@@ -165,25 +153,6 @@ def card_of(spec: TrialSpec) -> str | None:
     """Return the UUID of a rank's card, or of a script's first card, as far as the spec gives it; ``None`` on a CPU."""
     cards = cards_of(spec)
     return cards[spec.rank] if spec.rank < len(cards) else None
-
-
-def cards_of(spec: TrialSpec) -> tuple[str, ...]:
-    """Return the UUIDs of all cards that a launch sees, in the order of its ranks; empty on a CPU, or if the spec does
-    not give them."""
-    name = spec.devices[0]
-    if name == "cpu":
-        return ()
-    for text in (spec.env.get("CUDA_VISIBLE_DEVICES", ""), name.removeprefix("cuda:")):
-        uuids = tuple(text.split(","))
-        if all(uuid.startswith(("GPU-", "MIG-")) for uuid in uuids):
-            return uuids
-    return ()
-
-
-def processors_of(spec: TrialSpec) -> Rapl:
-    """Return the energy counters of a launch's processors: none for a launch that is pinned to cores, because the
-    counters include what others do on the remaining cores."""
-    return Rapl(Path(os.devnull)) if spec.cores else Rapl()
 
 
 class SurroundingsReader:
@@ -209,6 +178,13 @@ class SurroundingsReader:
         self._stopped = 0
         self._energy_j: float | None = None
         self.cores = self._cpu.cores
+
+    @classmethod
+    def of(cls, spec: TrialSpec, clock: Clock, *, cards: bool = True, root: int | None = None) -> Self:
+        """Return the reader of a launch."""
+        # Of a launch that is pinned to cores, the counters include what others do on the remaining cores.
+        processors = Rapl(Path(os.devnull)) if spec.cores else Rapl()
+        return cls(cards_of(spec) if cards else (), clock, processors, root=root)
 
     def settle_in(self) -> None:
         """Note that this launch is on its cards now; see `Sharing`."""
@@ -284,8 +260,6 @@ def _sum(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) if known and len(known) == len(values) else None
 
-
-# The windows of one launch: which of them count, their rate, and when to stop measuring.
 
 #: With more steps than this, neighbouring steps are averaged before testing whether their times have settled.
 LONGEST_HISTORY = 2000
@@ -365,20 +339,12 @@ class Windows:
 
     @property
     def rate(self) -> stats.Rate:
-        """The rate inside the windows that count.
-
-        Raises:
-            ValueError: no window counts yet.
-        """
+        """The rate inside the windows that count, of which there must be one."""
         return stats.rate_of([block.window for block in self.kept])
 
     @property
     def enqueue_s(self) -> float:
-        """Median host time of a step that nothing blocked.
-
-        Raises:
-            StatisticsError: no window counts yet.
-        """
+        """Median host time of a step that nothing blocked, in the windows that count, of which there must be one."""
         return median(block.enqueue_s for block in self.kept)
 
     @property
@@ -483,11 +449,8 @@ class Windows:
                 self.discarded.append(block.window)
 
     def over(self, elapsed_s: float) -> bool:
-        """Return whether to stop measuring, ``elapsed_s`` after the start.
-
-        Raises:
-            Disturbed: too many windows were disturbed for the rest to make a measurement.
-        """
+        """Return whether to stop measuring, ``elapsed_s`` after the start. Raises `Disturbed` if too many windows were
+        disturbed for the rest to make a measurement."""
         self._find_steady_state()
         kept = self.kept
         if kept:
@@ -551,11 +514,7 @@ class Windows:
         return False
 
     def disturbed(self, elapsed_s: float) -> Disturbed:
-        """Return the error for too many disturbed windows, ``elapsed_s`` after the start.
-
-        Raises:
-            StatisticsError: no window was discarded.
-        """
+        """Return the error for too many disturbed windows, at least one, ``elapsed_s`` after the start."""
         left, total = len(self._blocks), len(self._blocks) + len(self.discarded)
         undisturbed = f"only {left} of {total} windows undisturbed" if left else "no undisturbed window"
         return Disturbed(f"{what_went_on(self.discarded, self._cores)}; {undisturbed} in {elapsed_s:.0f} s")

@@ -11,13 +11,12 @@ from typing import Any
 
 import torch
 
-from autotune.base.clock import Clock
 from autotune.base.errors import UsageError
 from autotune.base.records import Heat, HeatPlan, Phase, TrialSpec, TrialStatus, Turn
 from autotune.child.failure import Disturbed, classify
 from autotune.child.launch import Beats, Launch, order_seed
-from autotune.child.loop import checked
-from autotune.child.windows import SurroundingsReader, cards_of, reason_to_discard
+from autotune.child.loop import checked, mark
+from autotune.child.windows import SurroundingsReader, reason_to_discard
 from autotune.knobs import shares
 from autotune.knobs.compile_mode import eager
 from autotune.space import delivery_part, is_loaders, why_apart
@@ -48,11 +47,19 @@ def unless_disturbed(turn: Turn, cores: int, busy_cores: float | None) -> Turn |
     return turn if turn.around is None or reason_to_discard(turn.around, cores, busy_cores) is None else None
 
 
-def race(spec: TrialSpec, plan: HeatPlan, turns: Turns, beats: Beats, clock: Clock, began: float) -> Heat:
-    """Compare the entrants of a heat in rounds.
+def workload_heat(spec: TrialSpec, plan: HeatPlan, beats: Beats) -> Heat:
+    """Compare configurations that one training can be switched between, without a loader, or how fast the loader
+    delivers under configurations that differ in its knobs alone.
 
-    Args:
-        began: `clock` reading at the start of the launch; start-up time is counted from it.
+    Raises: as `race`; and
+        UsageError: a training cannot be switched between the entrants, or they differ in other knobs.
+    """
+    turns = (_DeviceTurns if plan.side == "device" else _LoaderTurns)(spec, plan, beats)
+    return race(spec, plan, turns, beats)
+
+
+def race(spec: TrialSpec, plan: HeatPlan, turns: Turns, beats: Beats) -> Heat:
+    """Compare the entrants of a heat in rounds.
 
     Raises:
         Disturbed: other processes kept the machine too busy to measure.
@@ -61,7 +68,7 @@ def race(spec: TrialSpec, plan: HeatPlan, turns: Turns, beats: Beats, clock: Clo
     are unharmed (`is_contained`).
     """
     order = random.Random(order_seed(spec))
-    heat = Rounds(plan, _Guarded(spec, plan, turns, beats), clock, order).run(began)
+    heat = Rounds(plan, _Guarded(spec, plan, turns, beats), beats.clock, order).run(beats.began)
     if heat is None:
         raise Disturbed("other processes kept the machine too busy to compare anything")
     return heat
@@ -98,7 +105,7 @@ class _Guarded:
             if os.getpid() != leader or entrant.number == 0:
                 raise
             spec = self._spec.model_copy(update={"config": dict(entrant.config)})
-            verdict = classify(error, spec, self._beats.phase)
+            verdict = classify(error, spec)
             # A script that has ended cannot go on with another entrant.
             if spec.command is not None or not is_contained(self._plan.side, spec.devices[0], verdict.status):
                 raise
@@ -122,31 +129,15 @@ LEAST_STEPS = 1
 SETTLED_S = 0.2
 
 
-def device_heat(spec: TrialSpec, plan: HeatPlan, beats: Beats, clock: Clock, began: float) -> Heat:
-    """Compare configurations that one training can be switched between, without a loader.
-
-    Args:
-        began: `clock` reading at the start of the launch; start-up time is counted from it.
-
-    Raises:
-        UsageError: a training cannot be switched between the entrants.
-        Disturbed: other processes kept the machine too busy to measure.
-
-    Whatever the reference raises is raised; what another entrant raises takes that one out of the heat.
-    """
-    turns = _DeviceTurns(spec, plan, beats, clock)
-    return race(spec, plan, turns, beats, clock, began)
-
-
 class _DeviceTurns:
-    def __init__(self, spec: TrialSpec, plan: HeatPlan, beats: Beats, clock: Clock) -> None:
+    def __init__(self, spec: TrialSpec, plan: HeatPlan, beats: Beats) -> None:
         for other in plan.entrants[1:]:
             why = why_apart(plan.entrants[0], other)
             if why is not None:
                 raise UsageError(f"these configurations cannot be compared in one process: {why}")
-        self.around = SurroundingsReader(cards_of(spec), clock)
+        self.around = SurroundingsReader.of(spec, beats.clock)
         self.launch = launch = Launch(spec, beats, fixed(spec.config))
-        self.spec, self.plan, self.beats, self.clock = spec, plan, beats, clock
+        self.spec, self.plan, self.beats, self.clock = spec, plan, beats, beats.clock
         self.contexts = [dataclasses.replace(launch.ctx, batch_size=int(c["batch_size"])) for c in plan.entrants]
         self.device = launch.device
         self.cuda = launch.device.type == "cuda"
@@ -161,7 +152,12 @@ class _DeviceTurns:
         self.built = build(launch.workload, launch.ctx, eager(plan.entrants[0]))
         # The workload's own code may have allowed TF32, for example, which then holds in each entrant's trial as well.
         self.switch = Switch(self.built.model, self.built.optimizer, as_found())
-        self._keep_weights()
+        # Steps are to leave the weights as they are. The kernels are the same.
+        for group in self.built.optimizer.param_groups:
+            if isinstance(group.get("lr"), torch.Tensor):
+                group["lr"].zero_()
+            elif "lr" in group:
+                group["lr"] = 0.0
 
     def _batches(self) -> dict[int, Any]:
         """Return one batch of each size, made in this process in the way that the workload's loader makes them."""
@@ -179,14 +175,6 @@ class _DeviceTurns:
                 )
                 batches[size] = first_batch(loader)
         return batches
-
-    def _keep_weights(self) -> None:
-        """Make steps leave the weights as they are. The kernels are the same."""
-        for group in self.built.optimizer.param_groups:
-            if isinstance(group.get("lr"), torch.Tensor):
-                group["lr"].zero_()
-            elif "lr" in group:
-                group["lr"] = 0.0
 
     def leave(self, entrant: Contender) -> None:
         """Remove everything of an entrant, so that nothing is left to the others."""
@@ -274,43 +262,23 @@ class _DeviceTurns:
         return self.clock.now() - began
 
     def _mark(self) -> Any:
-        if not self.cuda:
-            return self.clock.now()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+        return mark() if self.cuda else self.clock.now()
 
 
 # Turns of the loader: each opens a loader, waits for its workers, and counts the batches that follow. Nothing trains.
 
 
-def loader_heat(spec: TrialSpec, plan: HeatPlan, beats: Beats, clock: Clock, began: float) -> Heat:
-    """Compare how fast the loader delivers under configurations that differ in its knobs alone.
-
-    Args:
-        began: `clock` reading at the start of the launch; start-up time is counted from it.
-
-    Raises:
-        UsageError: the entrants differ in other knobs.
-        Disturbed: other processes kept the machine too busy to measure.
-
-    Whatever an entrant raises is raised: PyTorch keeps raising for a loader whose worker has died.
-    """
-    turns = _LoaderTurns(spec, plan, beats, clock)
-    return race(spec, plan, turns, beats, clock, began)
-
-
 class _LoaderTurns:
-    def __init__(self, spec: TrialSpec, plan: HeatPlan, beats: Beats, clock: Clock) -> None:
+    def __init__(self, spec: TrialSpec, plan: HeatPlan, beats: Beats) -> None:
         reference = plan.entrants[0]
         for other in plan.entrants[1:]:
             names = [n for n in reference.keys() | other.keys() if reference.get(n) != other.get(n)]
             if not all(is_loaders(n) for n in names):
                 raise UsageError("these configurations differ in more than their loaders")
         # Other processes on the card and its temperature do not affect a loader.
-        self.around = SurroundingsReader((), clock)
+        self.around = SurroundingsReader((), beats.clock)
         self.launch = Launch(spec, beats)
-        self.spec, self.plan, self.beats, self.clock = spec, plan, beats, clock
+        self.spec, self.plan, self.beats, self.clock = spec, plan, beats, beats.clock
         # The host makes the batches, whatever device they are for.
         self.prior = PRIORS["cpu"]
         self.data = data_of(self.launch.workload, self.launch.ctx)

@@ -107,39 +107,37 @@ class ProcessLauncher:
             self._kept = None
 
     def run(self, spec: TrialSpec, *, on_beat: Callable[[Beat], None], stop: Callable[[], bool]) -> TrialResult:
-        files = open_folder(spec)
+        files, result = open_folder(spec), None
         if self.keeps and spec.follows:
             result = self._launch(spec, files, Watch(spec, self._clock, on_beat, stop), follows=True)
-            if _says_something(spec, result):
-                make_way(files.result)
-                write_atomic(files.result, result.model_dump_json())
-                return result
-            # What went wrong there says nothing about a separate launch, whose startup the limit does not allow for.
-            spec = spec.model_copy(update={"limits": spec.limits.model_copy(update={"total_s": None})})
-            files = open_folder(spec)
-        self.let_go()
-        try:
-            waited_s = self._quiet.wait(cards_of(spec), stop, allow_busy=spec.plan.busy_cores is None)
-        except Stopped as stopped:
-            result = stopped_waiting(spec, stopped.waited_s)
-        else:
-            result = self._launch(spec, files, Watch(spec, self._clock, on_beat, stop))
-            result = result.model_copy(update={"waited_s": waited_s})
+            if not _says_something(spec, result):
+                # What went wrong there says nothing about a launch of its own, whose startup the limit leaves out.
+                spec = spec.model_copy(update={"limits": spec.limits.model_copy(update={"total_s": None})})
+                files, result = open_folder(spec), None
+        if result is None:
+            self.let_go()
+            try:
+                waited_s = self._quiet.wait(cards_of(spec), stop, allow_busy=spec.plan.busy_cores is None)
+                result = self._launch(spec, files, Watch(spec, self._clock, on_beat, stop))
+                result = result.model_copy(update={"waited_s": waited_s})
+            except Stopped as stopped:
+                result = stopped_waiting(spec, stopped.waited_s)
         make_way(files.result)
         write_atomic(files.result, result.model_dump_json())
         return result
 
     def close(self) -> None:
         self.let_go()
+        self._end_template()
+
+    def _end_template(self) -> None:
         if self._template is not None:
             self._template.close()
             self._template = None
 
     def _lost(self) -> None:
         # The template's children die with it, except those in a session of their own.
-        if self._template is not None:
-            self._template.close()
-            self._template = None
+        self._end_template()
         end_survivors(self._marks[LAUNCHER_MARK], self._clock, LAUNCHER_MARK)
 
     def _launch(self, spec: TrialSpec, files: LaunchFiles, watch: Watch, *, follows: bool = False) -> TrialResult:

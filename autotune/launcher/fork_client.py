@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from autotune.base.clock import SystemClock
 from autotune.base.errors import MORE_PROCESSES, MachineError
@@ -66,7 +65,7 @@ class _Open:
     pids: set[int] = field(default_factory=set)
 
     def close(self) -> None:
-        self.logs.__exit__(None, None, None)
+        self.logs.close()
         self.selector.close()
         os.close(self.beats)
 
@@ -214,14 +213,9 @@ class Template:
     def _until_over(
         self, running: _Open, files: LaunchFiles, watch: Watch, *, leave_s: float | None = None
     ) -> Exit | None:
-        def look() -> None:
-            running.logs.cut()
-            if os.path.lexists(files.result):
-                watch.reported()
-
         exit_info = None
         try:
-            exit_info = self._attend(running.selector, running.beats, watch, look, leave_s)
+            exit_info = self._attend(running, files, watch, leave_s)
         except BaseException:
             # On our own error or Ctrl-C, the running launch ends with the template.
             self.close()
@@ -240,19 +234,10 @@ class Template:
         # The thread of another launch may have noticed it first.
         watch.was_stopped = watch.was_stopped or self._clock.stops != self._stops
 
-    def _attend(
-        self,
-        selector: selectors.BaseSelector,
-        beats: int,
-        watch: Watch,
-        look: Callable[[], None],
-        leave_s: float | None = None,
-    ) -> Exit | None:
-        """Monitor a launch until it ends, and return its exit; ``None`` if it is kept.
-
-        Args:
-            leave_s: the launch has been asked to end, and is killed after this many seconds.
-        """
+    def _attend(self, running: _Open, files: LaunchFiles, watch: Watch, leave_s: float | None) -> Exit | None:
+        """Monitor a launch until it ends, and return its exit; ``None`` if it is kept. One that has been asked to leave
+        is killed after ``leave_s`` seconds."""
+        selector, beats = running.selector, running.beats
         kill_at = None if leave_s is None else self._clock.now() + leave_s
         lost_at: float | None = None
         while True:
@@ -260,7 +245,9 @@ class Template:
             events = selector.select(timeout=LOOK_S)
             self._skip_stop(polled, watch)
             woken = self._clock.now()
-            look()
+            running.logs.cut()
+            if os.path.lexists(files.result):
+                watch.reported()
             for ready, _ in events:
                 if ready.fd == beats:
                     data = os.read(beats, 65536)
@@ -269,7 +256,12 @@ class Template:
                     else:
                         selector.unregister(beats)
                     continue
-                message = self._receive()
+                try:
+                    message = json.loads(self._socket.recv(65536) or b"{}")
+                except OSError as error:
+                    raise TemplateLost from error
+                if not message:
+                    raise TemplateLost
                 if "refused" in message:
                     sentence = f"no process can be started: {message['refused']}"
                     raise MachineError(sentence, advice=MORE_PROCESSES)
@@ -307,16 +299,6 @@ class Template:
             self._signal(signal.SIGUSR1)
             return DUMP_S
         return 0.0
-
-    def _receive(self) -> dict[str, Any]:
-        try:
-            data = self._socket.recv(65536)
-        except OSError as error:
-            raise TemplateLost from error
-        if not data:
-            raise TemplateLost
-        message: dict[str, Any] = json.loads(data)
-        return message
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(OSError):

@@ -9,7 +9,7 @@ import contextlib
 import queue
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
@@ -156,7 +156,8 @@ class ThreadLanes(Lanes):
             looked_s = self._clock.now()
             done, _ = wait([r.result for r in self._running.values()], LOOK_S, FIRST_COMPLETED)
             self._clock.skip_stop(looked_s, STOPPED_S)
-            self._tell()
+            for news in self._arrived():
+                news()
             for lane, running in self._running.items():
                 if running.result in done:
                     del self._running[lane]
@@ -173,9 +174,7 @@ class ThreadLanes(Lanes):
         running, self._running = self._running, {}
         wait([launch.result for launch in running.values()])
         self._ending.clear()
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._news.get_nowait()
+        list(self._arrived())
 
     def close(self) -> None:
         self.abandon()
@@ -184,12 +183,11 @@ class ThreadLanes(Lanes):
             with thread:
                 thread.submit(self._launchers[lane].close).result()
 
-    def _tell(self) -> None:
-        """Pass on what the threads have put into the queue."""
+    def _arrived(self) -> Iterator[Callable[[], None]]:
+        """Take what the threads have put into the queue."""
         with contextlib.suppress(queue.Empty):
             while True:
-                news = self._news.get_nowait()
-                news()
+                yield self._news.get_nowait()
 
 
 class VirtualLanes(Lanes):

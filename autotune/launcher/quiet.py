@@ -1,4 +1,5 @@
-"""Waits before a launch until a search's machine is quiet. The daemon's rule is in `autotune.daemon.devices`."""
+"""Delays a launch until nothing of the previous one is left, neither its processes nor its memory on a card. The
+daemon's rule is in `autotune.daemon.devices`."""
 
 from __future__ import annotations
 
@@ -10,8 +11,6 @@ from autotune.base.errors import MachineError
 from autotune.base.records import TrialResult, TrialSpec, TrialStatus
 from autotune.launcher.watch import is_alive
 from autotune.machine.gpu import Gpu, NvmlUnavailable, with_instances
-
-# Delays a launch until nothing of the previous one is left: neither its processes nor its memory on a card.
 
 #: A card within this distance of its idle level is idle: the driver's own use varies slightly.
 IDLE_BYTES = 64 * 2**20
@@ -39,11 +38,7 @@ _MIB = 2**20
 
 
 class Stopped(Exception):
-    """The search was stopped while it waited.
-
-    Attributes:
-        waited_s: how long it had waited.
-    """
+    """The search was stopped while it waited, after ``waited_s`` seconds."""
 
     def __init__(self, waited_s: float) -> None:
         super().__init__()
@@ -211,19 +206,24 @@ def _by(card: Gpu) -> str:
     return f" by process {', '.join(map(str, card.processes))}" if card.processes else ""
 
 
-def stopped_waiting(spec: TrialSpec, waited_s: float) -> TrialResult:
+def stopped_waiting(spec: TrialSpec, waited_s: float, awaited: str = "a quiet machine") -> TrialResult:
     """Return the result of a launch that was stopped before it began."""
     return TrialResult(
         launch=spec.launch,
         status=TrialStatus.INTERRUPTED,
-        cause="the search was ended while it waited for a quiet machine",
+        cause=f"the search was ended while it waited for {awaited}",
         waited_s=waited_s,
     )
 
 
-def cards_of(spec: TrialSpec) -> list[str]:
-    """Return the UUIDs of the cards or MIG instances a launch uses; empty if they are not identified by UUID."""
-    if not spec.devices[0].startswith("cuda"):
-        return []
-    visible_devices = spec.env.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    return [name for name in visible_devices if name.startswith(("GPU-", "MIG-"))]
+def cards_of(spec: TrialSpec) -> tuple[str, ...]:
+    """Return the UUIDs of the cards or MIG instances that a launch sees, in the order of its ranks; empty on a CPU, or
+    if the spec does not give them."""
+    name = spec.devices[0]
+    if name == "cpu":
+        return ()
+    for text in (spec.env.get("CUDA_VISIBLE_DEVICES", ""), name.removeprefix("cuda:")):
+        uuids = tuple(text.split(","))
+        if all(uuid.startswith(("GPU-", "MIG-")) for uuid in uuids):
+            return uuids
+    return ()

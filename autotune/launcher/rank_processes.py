@@ -17,7 +17,7 @@ import signal
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -65,22 +65,35 @@ class RankProcesses:
     those that remain.
 
     Args:
+        launch: its folder holds one for each rank (see `files_of`), with its logs, and, meanwhile, the file through
+            which they find each other.
         count: number of ranks.
-        meeting: path of a new file through which they find each other.
         run: called in each process with the rank's number; returns its exit code.
+        first_speaks: the first rank has this process's streams, and writes no logs.
 
     Raises:
         MachineError: a process cannot be started.
     """
 
-    def __init__(self, count: int, meeting: Path, run: Callable[[int], int]) -> None:
-        meeting.unlink(missing_ok=True)
-        self._meeting = meeting
+    def __init__(
+        self, launch: LaunchFiles, count: int, run: Callable[[int], int], *, first_speaks: bool = False
+    ) -> None:
+        self._count = count
+        self._meeting = launch.folder / "rendezvous"
+        self._meeting.unlink(missing_ok=True)
+        self._oom_kills = oom_kill_count()
+        self._logs: list[Logs] = []
+        for rank in range(count):
+            files = files_of(launch, rank)
+            files.folder.mkdir(exist_ok=True)
+            files.result.unlink(missing_ok=True)
+            self._logs.append(Logs(files))
         #: Rank and pid by descriptor, of the ranks not known to have ended.
         self._left: dict[int, tuple[int, int]] = {}
         try:
             for rank in range(count):
-                pid = os.fork() or _be(rank, count, meeting, run)
+                streams = [] if first_speaks and not rank else self._logs[rank].descriptors
+                pid = os.fork() or _be(rank, count, self._meeting, streams, run)
                 self._left[os.pidfd_open(pid)] = rank, pid
         except OSError as error:
             self.end()
@@ -93,17 +106,40 @@ class RankProcesses:
         """The pids of the ranks that have not ended, by rank."""
         return dict(self._left.values())
 
-    def first_ends(self, look: Callable[[], None], *, each_ends: bool, grace_s: float = GRACE_S) -> dict[int, int]:
-        """Wait until the training is over; return the wait status of each ended rank, in the order in which they ended.
+    def ends(
+        self,
+        reported: Callable[[int], _T | None],
+        otherwise: Callable[[int, int, bool], _T],
+        *,
+        each_ends: bool,
+        grace_s: float = GRACE_S,
+    ) -> dict[int, _T]:
+        """Wait until the training is over, and kill the ranks that remain; return how ranks have ended, in the order in
+        which they did.
 
         It is over when the first rank ends, or when any rank fails.
 
         Args:
-            look: called every `LOOK_S`.
+            reported: returns what a rank reports as its end; ``None`` if it does not.
+            otherwise: returns the end of a rank that reports none, from its number and its exit code (as in
+                `os.waitstatus_to_exitcode`), and whether the kernel has killed a process for its memory.
             each_ends: each rank ends by itself. Otherwise only the first rank does.
             grace_s: seconds that the others then get to end by themselves, or to fail. If only the first rank ends by
                 itself, and ends well, they get none.
         """
+        statuses = self._first_ends(each_ends=each_ends, grace_s=grace_s)
+        self.end()
+        killed = self._oom_kills is not None and (oom_kill_count() or 0) > self._oom_kills
+        ends = {
+            rank: reported(rank) or otherwise(rank, os.waitstatus_to_exitcode(status), killed)
+            for rank, status in statuses.items()
+        }
+        # A rank that has reported its end may have been killed while it ended its loader workers.
+        late = {rank: reported(rank) for rank in range(self._count) if each_ends and rank not in ends}
+        return ends | {rank: end for rank, end in late.items() if end is not None}
+
+    def _first_ends(self, *, each_ends: bool, grace_s: float) -> dict[int, int]:
+        """Wait until the training is over; return the wait status of each ended rank."""
         poller = select.poll()
         for descriptor in self._left:
             poller.register(descriptor, select.POLLIN)
@@ -120,7 +156,8 @@ class RankProcesses:
                     return statuses
                 if deadline is None and (rank == 0 or statuses[rank] or not each_ends):
                     deadline = time.monotonic() + grace_s
-            look()
+            for log in self._logs:
+                log.cut()
             if not self._left or (deadline is not None and time.monotonic() >= deadline):
                 return statuses
 
@@ -145,13 +182,26 @@ class RankProcesses:
             os.close(descriptor)
         self._left.clear()
         self._meeting.unlink(missing_ok=True)
+        while self._logs:
+            self._logs.pop().close()
 
 
-def _be(rank: int, count: int, meeting: Path, run: Callable[[int], int]) -> int:
-    """Run a rank in the process forked for it. Does not return."""
+def files_of(launch: LaunchFiles, rank: int) -> LaunchFiles:
+    """Return the files of one rank of a launch."""
+    return LaunchFiles(launch.folder / f"rank-{rank}")
+
+
+def _be(rank: int, count: int, meeting: Path, streams: Sequence[int], run: Callable[[int], int]) -> int:
+    """Run a rank in the process forked for it. Does not return.
+
+    Args:
+        streams: descriptors for its stdout and stderr, if it has its own.
+    """
     code = 1
     try:
         system.die_with_parent()
+        for number, opened in enumerate(streams, 1):
+            os.dup2(opened, number)
         os.environ |= {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
@@ -236,22 +286,15 @@ def in_each_rank(count: int, train: Callable[[], _T], *, each_ends: bool, advice
     if count == 1:
         return train()
     # Not a `TemporaryDirectory`, which the first rank to end would remove.
-    folder = Path(tempfile.mkdtemp(prefix="autotune-ranks-"))
+    launch = LaunchFiles(Path(tempfile.mkdtemp(prefix="autotune-ranks-")))
     with contextlib.ExitStack() as opened_here:
-        opened_here.callback(shutil.rmtree, folder, ignore_errors=True)
-        rank_files = [LaunchFiles(folder / f"rank-{rank}") for rank in range(count)]
-        for files in rank_files:
-            files.folder.mkdir()
-        logs = [opened_here.enter_context(Logs(files)) for files in rank_files]
+        opened_here.callback(shutil.rmtree, launch.folder, ignore_errors=True)
         reports = [os.memfd_create(f"rank-{rank}") for rank in range(count)]
         for descriptor in reports:
             opened_here.callback(os.close, descriptor)
 
         def run(rank: int) -> int:
             os.setsid()
-            if rank:
-                for descriptor, opened in zip((1, 2), logs[rank].descriptors, strict=True):
-                    os.dup2(opened, descriptor)
             faulthandler.enable(2)
             # Loader workers would otherwise outlive a rank that is killed, and be missed by one that ends.
             system.workers_die_with_leader()
@@ -261,21 +304,15 @@ def in_each_rank(count: int, train: Callable[[], _T], *, each_ends: bool, advice
                 pickle.dump(end, stream)
             return end.exit_code
 
-        def look() -> None:
-            for log in logs:
-                log.cut()
+        def unreported_end(rank: int, code: int, killed: bool) -> _End:
+            status, cause, other = unreported(code, None, shared_memory(), kernel_killed=killed)
+            fault = WorkloadError if status is TrialStatus.CRASHED else MachineError
+            return _End(None, cause, fault.exit_code, other or advice, tail(files_of(launch, rank).stderr))
 
-        kills = oom_kill_count()
-        with RankProcesses(count, folder / "rendezvous", run) as ranks:
-            statuses = ranks.first_ends(look, each_ends=each_ends, grace_s=TRAINING_GRACE_S)
-        killed = kills is not None and (oom_kill_count() or 0) > kills
-        ends = {
-            rank: _told(reports[rank]) or _unreported(status, tail(rank_files[rank].stderr), advice, killed=killed)
-            for rank, status in statuses.items()
-        }
-        # A rank that has reported its end may have been killed while it ended its loader workers.
-        late = {rank: _told(reports[rank]) for rank in range(count) if each_ends and rank not in ends}
-    ends |= {rank: end for rank, end in late.items() if end is not None}
+        with RankProcesses(launch, count, run, first_speaks=True) as ranks:
+            ends = ranks.ends(
+                lambda rank: _told(reports[rank]), unreported_end, each_ends=each_ends, grace_s=TRAINING_GRACE_S
+            )
     failed = {rank: end.cause for rank, end in ends.items() if end.exit_code}
     is_first_well = 0 in ends and 0 not in failed
     rank = at_fault(failed, is_first_well=is_first_well)
@@ -310,14 +347,6 @@ def _told(descriptor: int) -> _End | None:
         assert isinstance(end, _End)
         return end
     return None
-
-
-def _unreported(status: int, log: str | None, advice: str | None, *, killed: bool) -> _End:
-    """Return the end of a rank that has reported nothing."""
-    code = os.waitstatus_to_exitcode(status)
-    ending, cause, other = unreported(code, None, shared_memory(), kernel_killed=killed)
-    fault = WorkloadError if ending is TrialStatus.CRASHED else MachineError
-    return _End(None, cause, fault.exit_code, other or advice, log)
 
 
 def _error(end: _End, who: str) -> AutotuneError:

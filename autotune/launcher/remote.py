@@ -11,7 +11,7 @@ import threading
 import uuid
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -23,7 +23,7 @@ from pydantic import ConfigDict, Field
 import autotune
 from autotune.base.clock import Clock, SystemClock, VirtualClock
 from autotune.base.errors import AutotuneError, MachineError, WorkloadError
-from autotune.base.files import exclusive_lock, read_regular, write_atomic
+from autotune.base.files import exclusive_lock, write_atomic
 from autotune.base.layout import LaunchFiles, StudyFiles
 from autotune.base.records import (
     ATTEMPTS,
@@ -42,6 +42,8 @@ from autotune.base.version import __version__
 from autotune.launcher import Launcher
 from autotune.launcher.fork_client import LOOK_S
 from autotune.launcher.lanes import Lanes, OnBeat, Stop
+from autotune.launcher.quiet import stopped_waiting
+from autotune.launcher.result import end_of
 from autotune.launcher.watch import make_way, open_folder
 from autotune.machine import page_cache
 from autotune.machine.gpu import Gpu
@@ -82,8 +84,7 @@ class Errand(Record):
         study: the study's folder on the search's machine. Its contents are below the worker's own folder here.
         spec: has the paths and the device of the search's machine.
         code: the workload's file and the modules beside it, by path relative to its folder; empty if they are not
-            files, or if the training is a command, whose script has the same path here.
-        script: that script. script_sha256: its `autotune.workload.catalog.source_hash`.
+            files, or if the training is a command, whose script has the same path and the same hash here.
         before: the launch that makes what this one starts from; run first if it has not been run here yet.
     """
 
@@ -93,8 +94,6 @@ class Errand(Record):
     study: str
     spec: TrialSpec
     code: dict[str, bytes] = Field(default_factory=dict)
-    script: str | None = None
-    script_sha256: str = ""
     before: TrialSpec | None = None
 
 
@@ -147,15 +146,15 @@ class Workplace:
         self._folder = folder
         self._launcher = launcher
         self._clock = clock
-        #: The data here, by what was requested.
-        self._data: dict[str, DataRef] = {}
+        #: The path of the data here, by what was requested.
+        self._data: dict[str, str | None] = {}
         #: Launches already run here because others start from their output.
         self._made: set[str] = set()
 
     def run(self, errand: Errand, *, on_beat: Callable[[Beat], None], stop: Callable[[], bool]) -> ErrandEnd:
         """Run an errand to its end; see `Launcher.run`. An error of this machine is returned as the errand's end."""
         try:
-            self._check_script(errand)
+            _check_script(errand.spec)
             code = self._written(errand)
             before = errand.before
             if before is not None and before.launch not in self._made:
@@ -166,7 +165,7 @@ class Workplace:
         except OSError as error:
             return ErrandEnd(errand=errand.name, error=f"{self._folder} cannot be written: {error.strerror}")
         files = LaunchFiles(Path(spec.folder))
-        stdout, stderr = _end_of(files.stdout), _end_of(files.stderr)
+        stdout, stderr = end_of(files.stdout, LOG_BYTES), end_of(files.stderr, LOG_BYTES)
         shutil.rmtree(files.folder, ignore_errors=True)
         return ErrandEnd(errand=errand.name, result=result, stdout=stdout, stderr=stderr)
 
@@ -217,8 +216,11 @@ class Workplace:
         """Write the errand's code, and return the workload's file; ``None`` if the same code is at the same path here,
         where files that are not modules may be beside it."""
         path = errand.spec.workload.path
-        if not errand.code or path is None or _is_here(Path(path), errand.code):
+        if not errand.code or path is None:
             return None
+        with contextlib.suppress(AutotuneError):
+            if Path(path).is_file() and source_files(Path(path)) == errand.code:
+                return None
         # The module is named after the file, and its siblings are below the file's folder.
         folder = self._folder / "code" / errand.spec.workload.sha256[:12]
         for name, content in errand.code.items():
@@ -227,15 +229,6 @@ class Workplace:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(content)
         return folder / Path(path).name
-
-    def _check_script(self, errand: Errand) -> None:
-        if errand.script is None:
-            return
-        script = Path(errand.script)
-        if not script.is_file():
-            raise MachineError(f"there is no {script}", advice="a script is to be at the same path for all workers.")
-        if source_hash(script) != errand.script_sha256:
-            raise MachineError(f"{script} is another one there", advice="all workers are to run the same script.")
 
     def _data_here(self, asked: DataRef) -> DataRef:
         """Return the same data with its path here, after it has been checked and read once.
@@ -246,12 +239,8 @@ class Workplace:
         if asked.path is None:
             return asked
         key = asked.model_dump_json(include={"kind", "path", "identity"})
-        if key not in self._data:
-            self._data[key] = self._found(asked)
-        return asked.model_copy(update={"path": self._data[key].path})
-
-    def _found(self, asked: DataRef) -> DataRef:
-        assert asked.path is not None
+        if key in self._data:
+            return asked.model_copy(update={"path": self._data[key]})
         path = Path(asked.path)
         if asked.kind == "generated":
             data = sets.ensure_generated(
@@ -266,17 +255,14 @@ class Workplace:
             raise WorkloadError(f"{path} has other data", advice="all workers are to read the same data.")
         # So that the first launch does not read more slowly than the last.
         page_cache.warm(Path(data.path or path), clock=self._clock)
-        return data
+        self._data[key] = data.path
+        return asked.model_copy(update={"path": data.path})
 
 
 @contextlib.contextmanager
-def folder_of_worker(parent: Path | None = None) -> Iterator[Path]:
-    """Make a folder for a worker, and remove it at the end. Folders of killed workers are removed first.
-
-    Args:
-        parent: ``None`` for the system's temporary folder.
-    """
-    parent = Path(tempfile.gettempdir()) if parent is None else parent
+def folder_of_worker() -> Iterator[Path]:
+    """Make a folder for a worker, and remove it at the end. Folders of killed workers are removed first."""
+    parent = Path(tempfile.gettempdir())
     prefix = f"autotune-worker-{os.geteuid()}-"
     with contextlib.ExitStack() as locks:
         # Otherwise a new folder whose lock is not held yet could be taken for an abandoned one.
@@ -339,22 +325,15 @@ class WorkplaceThread:
         self._tell(errand.name, end)
 
 
-def _is_here(path: Path, code: Mapping[str, bytes]) -> bool:
-    """Return whether a file and the modules beside it are here, with the same content."""
-    try:
-        return path.is_file() and source_files(path) == code
-    except AutotuneError:
-        return False
+def _check_script(spec: TrialSpec) -> None:
+    if spec.command is None or spec.workload.path is None:
+        return
+    script = Path(spec.workload.path)
+    if not script.is_file():
+        raise MachineError(f"there is no {script}", advice="a script is to be at the same path for all workers.")
+    if source_hash(script) != spec.workload.sha256:
+        raise MachineError(f"{script} is another one there", advice="all workers are to run the same script.")
 
-
-def _end_of(path: Path) -> str:
-    try:
-        return read_regular(path, LOG_BYTES, tail=True).decode(errors="replace")
-    except (OSError, AutotuneError):
-        return ""
-
-
-# Launches on other machines.
 
 # What workers on other machines report to a search, and the requests that it makes of them.
 
@@ -435,38 +414,20 @@ class Workers(ABC):
 
     @abstractmethod
     def dismiss(self, worker: str, *, keep_away: bool) -> None:
-        """Stop using a worker, and end what it runs. It sends no more news.
-
-        Args:
-            keep_away: its machine is not fit for this search, so no other worker should be started there.
-        """
+        """Stop using a worker, and end what it runs. It sends no more news. If its machine is not fit for this search,
+        no other worker is to be started there: keep away."""
 
     @abstractmethod
     def close(self) -> None:
         """Dismiss all workers and release all resources. May be called twice."""
 
 
-# Packs a launch for a worker, with its code and the launch that makes what it starts from.
-
-
 def packed(name: str, spec: TrialSpec, study: Path) -> Errand:
-    """Return a launch as an errand.
-
-    Args:
-        name: see `Errand`.
-        study: the study's folder.
-    """
+    """Return a launch as an errand of a study, given its folder: with its code and the launch that makes what it starts
+    from."""
     path = spec.workload.path
-    script = None if spec.command is None else path
-    return Errand(
-        name=name,
-        study=str(study),
-        spec=spec,
-        code=source_files(Path(path)) if spec.command is None and path is not None else {},
-        script=script,
-        script_sha256="" if script is None else spec.workload.sha256,
-        before=_maker(spec, StudyFiles(study)),
-    )
+    code = source_files(Path(path)) if spec.command is None and path is not None else {}
+    return Errand(name=name, study=str(study), spec=spec, code=code, before=_maker(spec, StudyFiles(study)))
 
 
 def _maker(spec: TrialSpec, files: StudyFiles) -> TrialSpec | None:
@@ -482,49 +443,6 @@ def _maker(spec: TrialSpec, files: StudyFiles) -> TrialSpec | None:
     return None
 
 
-# The kind of machine that a study on other machines is tied to.
-
-
-_DATA = ("data_kind", "data_identity", "data_store")
-
-
-class Yardstick:
-    """Compares the machines of workers. The first worker's probes determine the machine that the study is for.
-
-    Args:
-        known: the machine that the study is tied to; ``None`` for a new study.
-
-    Attributes:
-        probe: the last probe of the study; ``None`` before the first.
-    """
-
-    def __init__(self, known: Fingerprint | None) -> None:
-        self.probe: TrialSpec | None = None
-        self._machine = known
-        # The worker has already compared the data, and the search itself checks that a study's code is unchanged.
-        self._apart: tuple[str, ...] = (*_DATA, "workload_sha256")
-
-    def why_not(self, facts: WorkerFacts, found: Probe, spec: TrialSpec | None, *, is_known: bool) -> str | None:
-        """Return why a worker is not fit for the study, as a clause; ``None`` if it is.
-
-        Args:
-            found: result of a probe there.
-            spec: spec of that probe, if it is one of the study's; other workers are compared with it from then on.
-            is_known: the worker has been found fit before.
-        """
-        probe_spec = self.probe if spec is None else spec
-        assert probe_spec is not None
-        machine = fingerprint(found, facts.host, facts.gpu, probe_spec.data)
-        rows = [] if self._machine is None or is_known else self._machine.differences(machine)
-        rows = [row for row in rows if row[0] not in self._apart]
-        if rows:
-            text = "; ".join(f"{name}: {actual} instead of {expected}" for name, expected, actual in rows)
-            return f"its machine is of another kind ({text})"
-        if spec is not None:
-            self.probe, self._machine, self._apart = spec, machine, _DATA
-        return None
-
-
 # Launches on other machines: lanes whose launches are run by workers that come and go.
 #
 # The search stays where it was requested. A launch whose worker is lost is sent to another one under its own name, and
@@ -536,6 +454,7 @@ SAY_AFTER_S = 3.0
 ABANDON_S = 30.0
 #: How long to wait for other workers when the only one has been refused.
 OTHERS_S = 30.0
+_DATA = ("data_kind", "data_identity", "data_store")
 
 
 @dataclass
@@ -575,7 +494,7 @@ class RemoteLanes(Lanes):
         study: the study's folder, which holds the folders of launches.
         clock: does not count time in which there is no worker.
         says: receives sentences for the user.
-        known: the machine that the study is tied to; ``None`` for a new study.
+        known: the machine that the study is tied to; ``None`` for a new study, before its first probe.
     """
 
     workers: Workers
@@ -589,7 +508,11 @@ class RemoteLanes(Lanes):
     _ended: deque[tuple[int, TrialResult]] = field(default_factory=deque)
     #: By lane, the worker that ran its last launch.
     _homes: dict[int, str] = field(default_factory=dict)
-    _yardstick: Yardstick = field(init=False)
+    #: The last probe of the study; ``None`` before the first.
+    _probe: TrialSpec | None = None
+    #: In what machines may differ: a worker has already compared the data, and the search itself checks that a study's
+    #: code is unchanged.
+    _apart: tuple[str, ...] = (*_DATA, "workload_sha256")
     #: Deadline for launches that are no longer wanted to end by themselves; ``None``: all are wanted.
     _ending_until_s: float | None = None
     #: Why a worker was refused while no other one was fit, and what to change.
@@ -599,7 +522,6 @@ class RemoteLanes(Lanes):
 
     def __post_init__(self) -> None:
         self.count = self.workers.count
-        self._yardstick = Yardstick(self.known)
 
     def first(self, raise_if_stopped: Callable[[], None]) -> WorkerFacts:
         """Wait for a worker, and return the facts of the first one."""
@@ -691,15 +613,12 @@ class RemoteLanes(Lanes):
             if worker is not None:
                 task.worker = self._homes[lane] = worker.name
                 self._send(worker, task.spec)
-            elif self._yardstick.probe is not None:
-                new_worker = next(
-                    (candidate for candidate in self._staff.values() if not candidate.fit and candidate.errand is None),
-                    None,
-                )
-                if new_worker is not None:
-                    name = f"probe-{new_worker.name}"
-                    folder = str(StudyFiles(self.study).launch(name).folder)
-                    self._send(new_worker, self._yardstick.probe.model_copy(update={"launch": name, "folder": folder}))
+                continue
+            new_worker = next((other for other in self._staff.values() if not other.fit and other.errand is None), None)
+            if self._probe is not None and new_worker is not None:
+                name = f"probe-{new_worker.name}"
+                folder = str(StudyFiles(self.study).launch(name).folder)
+                self._send(new_worker, self._probe.model_copy(update={"launch": name, "folder": folder}))
 
     def _free_for(self, lane: int, task: _Task) -> _Worker | None:
         probes = task.spec.kind is LaunchKind.PROBE
@@ -722,8 +641,7 @@ class RemoteLanes(Lanes):
             self._refuse(worker, end.error or "it reports nothing", end.advice)
             return
         if result.probe is not None:
-            spec = None if running is None else running[1].spec
-            why = self._yardstick.why_not(worker.facts, result.probe, spec, is_known=worker.fit)
+            why = self._unfit(worker, result.probe, None if running is None else running[1].spec)
             if why is not None:
                 self._refuse(worker, why, None)
                 return
@@ -733,6 +651,25 @@ class RemoteLanes(Lanes):
                 self._refuse(worker, result.cause or f"its probe ended as {result.status}", result.advice)
             return
         self._finish(*running, result, end)
+
+    def _unfit(self, worker: _Worker, found: Probe, spec: TrialSpec | None) -> str | None:
+        """Return why a worker is not fit for the study, as a clause; ``None`` if it is.
+
+        Args:
+            found: result of a probe there.
+            spec: spec of that probe, if it is one of the study's; other workers are compared with it from then on.
+        """
+        probe_spec = self._probe if spec is None else spec
+        assert probe_spec is not None
+        machine = fingerprint(found, worker.facts.host, worker.facts.gpu, probe_spec.data)
+        rows = [] if self.known is None or worker.fit else self.known.differences(machine)
+        rows = [row for row in rows if row[0] not in self._apart]
+        if rows:
+            text = "; ".join(f"{name}: {actual} instead of {expected}" for name, expected, actual in rows)
+            return f"its machine is of another kind ({text})"
+        if spec is not None:
+            self._probe, self.known, self._apart = spec, machine, _DATA
+        return None
 
     def _finish(self, lane: int, task: _Task, result: TrialResult, end: ErrandEnd | None) -> None:
         """Write a launch's files into its folder, as if it had run here, and hand its result to the search."""
@@ -748,6 +685,9 @@ class RemoteLanes(Lanes):
         del self._tasks[lane]
         self._ended.append((lane, result))
 
+    def _interrupt(self, lane: int, task: _Task) -> None:
+        self._finish(lane, task, stopped_waiting(task.spec, 0.0, "a worker"), None)
+
     def _lose(self, worker: _Worker, why: str) -> None:
         """Forget a lost worker; its launch waits for another one."""
         del self._staff[worker.name]
@@ -758,7 +698,7 @@ class RemoteLanes(Lanes):
         task.worker = None
         task.lost += 1
         if self._ending_until_s is not None:
-            self._finish(lane, task, _interrupted(task.spec), None)
+            self._interrupt(lane, task)
         elif task.lost >= ATTEMPTS:
             cause = f"each of the {task.lost} workers that ran it was lost: {why}"
             killed = TrialResult(
@@ -777,7 +717,7 @@ class RemoteLanes(Lanes):
         if running is not None:
             running[1].worker = None
             if self._ending_until_s is not None:
-                self._finish(*running, _interrupted(running[1].spec), None)
+                self._interrupt(*running)
         self._dismiss(worker, keep_away=True)
 
     def _dismiss(self, worker: _Worker, *, keep_away: bool) -> None:
@@ -791,7 +731,7 @@ class RemoteLanes(Lanes):
         self._ending_until_s = self.clock.now() + ABANDON_S
         for lane, task in sorted(self._tasks.items()):
             if task.worker is None:
-                self._finish(lane, task, _interrupted(task.spec), None)
+                self._interrupt(lane, task)
         for worker in self._staff.values():
             if worker.errand is not None:
                 self.workers.recall(worker.name)
@@ -802,15 +742,9 @@ class RemoteLanes(Lanes):
         for worker in [worker for worker in self._staff.values() if worker.errand is not None]:
             self._dismiss(worker, keep_away=False)
         for lane, task in sorted(self._tasks.items()):
-            self._finish(lane, task, _interrupted(task.spec), None)
+            self._interrupt(lane, task)
 
     def _say_once(self, sentence: str) -> None:
         if sentence not in self._said:
             self._said.add(sentence)
             self.says(sentence)
-
-
-def _interrupted(spec: TrialSpec) -> TrialResult:
-    return TrialResult(
-        launch=spec.launch, status=TrialStatus.INTERRUPTED, cause="the search was ended while it waited for a worker"
-    )

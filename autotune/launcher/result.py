@@ -19,7 +19,7 @@ from autotune.launcher.watch import Watch
 #: A result takes some kilobytes per second measured. A larger file is not ours.
 MAX_RESULT_BYTES = 64 * 2**20
 EVIDENCE_LINES = 15
-#: Bytes at the end of a log that are searched for these lines.
+#: Bytes at the end of a log that are searched for these lines, or for messages.
 TAIL_BYTES = 2**14
 #: A report may exceed the launcher's own clock by these seconds or this fraction.
 CLOCK_S = 0.1
@@ -179,7 +179,7 @@ def unreported(
         cause = f"died by SIGBUS with {free / 2**20:.1f} of {size / 2**20:.0f} MiB free in /dev/shm"
         return TrialStatus.SHM_EXHAUSTED, cause, SHM_FULL
     if exit_code < 0 and unreadable is None:
-        return TrialStatus.CRASHED, f"died by {_signal_name(-exit_code)}", None
+        return TrialStatus.CRASHED, f"died by {signal_name(-exit_code)}", None
     return TrialStatus.CRASHED, unreadable or f"ended with exit code {exit_code} and reported nothing", None
 
 
@@ -232,22 +232,28 @@ def _missing(spec: TrialSpec, result: TrialResult) -> str | None:
     return None if parts.get(spec.kind, result.measurement) else f"a success without what a {spec.kind} launch is for"
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """Return the name of a signal, such as ``SIGBUS``."""
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
 
 
+def end_of(path: Path, limit_bytes: int = TAIL_BYTES) -> str:
+    """Return the end of a log, whatever its encoding; empty if it cannot be read."""
+    try:
+        return read_regular(path, limit_bytes, tail=True).decode(errors="replace")
+    except OSError:
+        return ""
+
+
 def tail(path: Path, lines: int = EVIDENCE_LINES) -> str | None:
-    """Return the last lines of a log, whatever its encoding; ``None`` if it is empty or missing.
+    """Return the last lines of a log; ``None`` if it is empty or missing.
 
     If they contain the stack dump of a fatal signal, return the lines from there on: the innermost call comes first.
     """
-    try:
-        text = read_regular(path, TAIL_BYTES, tail=True).decode(errors="replace")
-    except OSError:
-        return None
+    text = end_of(path)
     _, fatal, stack = text.rpartition(_FATAL)
     if fatal:
         return "\n".join((fatal + stack).strip().splitlines()[:lines])

@@ -17,7 +17,7 @@ from typing import Any
 
 from autotune.base.errors import MachineError, UnknownNameError, UsageError
 from autotune.base.records import CommandRef, Config, Value
-from autotune.knobs import KNOBS, Knob, spell
+from autotune.knobs import KNOBS, spell
 from autotune.space import canonical, environment, parse_value
 
 #: The folder that comes first on ``PYTHONPATH``; `autotune_agent.arm` reads the variable.
@@ -62,11 +62,8 @@ def filled(command: Sequence[str], config: Config) -> list[str]:
 
 @dataclass(frozen=True)
 class Flag:
-    """Words by which a script's own options set a knob: one ``--map``.
-
-    Attributes:
-        value: ``None`` for any value; the words then have a placeholder for it.
-    """
+    """Words by which a script's own options set a knob: one ``--map``. If `value` is ``None``, they have a placeholder
+    for any value."""
 
     knob: str
     value: Value | None
@@ -89,21 +86,18 @@ def flags_of(written: Mapping[str, str]) -> list[Flag]:
         knob, colon, value = name.partition(":")
         if knob not in KNOBS:
             raise UnknownNameError("knob", knob, KNOBS)
-        flags.append(Flag(knob, parse_value(knob, value) if colon else None, _split(text, name)))
+        setting = parse_value(knob, value) if colon else None
+        try:
+            words = tuple(shlex.split(text))
+        except ValueError:
+            raise UsageError(f"--map {name}: a quote is not closed in {text[:60]!r}", advice="close it.") from None
+        if not words:
+            raise UsageError(
+                f"--map {name} has no words", advice=f"write the script's own options: --map {name}='--option'."
+            )
+        flags.append(Flag(knob, setting, words))
         _check(flags)
     return flags
-
-
-def _split(text: str, name: str) -> tuple[str, ...]:
-    try:
-        words = tuple(shlex.split(text))
-    except ValueError:
-        raise UsageError(f"--map {name}: a quote is not closed in {text[:60]!r}", advice="close it.") from None
-    if not words:
-        raise UsageError(
-            f"--map {name} has no words", advice=f"write the script's own options: --map {name}='--option'."
-        )
-    return words
 
 
 def _check(flags: Sequence[Flag]) -> None:
@@ -204,7 +198,7 @@ def agent_plan(
     Args:
         title: beginning of the agent's one line. own: the script's own values, which that line does not mention;
             PyTorch's defaults are used where they are unknown.
-        in_command: knobs that the command itself sets.
+        in_command: those of `set_by`, here as in the functions below.
         compared: what loaders deliver under the configuration has been compared with what the script's own deliver.
     """
     usual = {name: knob.default for name, knob in KNOBS.items()} | dict(own or {})
@@ -218,9 +212,6 @@ def probe_plan(*, in_command: set[str]) -> dict[str, Any]:
     """Return a plan by which the agent sets nothing, but reports which values of all knobs could be set.
 
     For numbers, only the minimum and the maximum are tried: whether one can be set depends only on whether it is 0.
-
-    Args:
-        in_command: knobs that the command itself sets.
     """
     settings = [
         {**_setting(name, value, name in in_command), "ask": True}
@@ -231,11 +222,7 @@ def probe_plan(*, in_command: set[str]) -> dict[str, Any]:
 
 
 def door_arguments(config: Config, *, in_command: set[str]) -> dict[str, dict[str, Any]]:
-    """Return the arguments for each door when a running script is switched to a configuration.
-
-    Args:
-        in_command: knobs that the command itself sets.
-    """
+    """Return the arguments for each door when a running script is switched to a configuration."""
     arguments: dict[str, dict[str, Any]] = {}
     for name, value in canonical(config).items():
         at = None if name in in_command or name not in KNOBS else KNOBS[name].script_door(value)
@@ -248,22 +235,14 @@ def _setting(name: str, value: Value, in_command: bool) -> dict[str, Any]:
     knob = KNOBS.get(name)
     if knob is None:
         return {"knob": name, "words": f"{name}={spell(value)}", "refused": "it is a knob of a workload file"}
-    setting: dict[str, Any] = {
-        "knob": name,
-        "value": value,
-        "words": knob.phrase(value),
-    }
+    setting: dict[str, Any] = {"knob": name, "value": value, "words": knob.phrase(value)}
     if in_command:
         return {**setting, "done": 1}
     at = knob.script_door(value)
     if at is None:
-        return {**setting, "refused": _refusal(knob)}
+        return {**setting, "refused": knob.not_outside or "it cannot be set from outside"}
     door, arguments = at
     return {**setting, "door": door, "arguments": arguments}
-
-
-def _refusal(knob: Knob) -> str:
-    return knob.not_outside or "it cannot be set from outside"
 
 
 def agent_environment(
@@ -271,9 +250,6 @@ def agent_environment(
 ) -> dict[str, str]:
     """Return an environment in which the agent enters every Python process, with the variables that a configuration
     needs.
-
-    Args:
-        in_command: knobs that the command itself sets.
 
     Raises:
         MachineError: the folder's name cannot be part of ``PYTHONPATH``.
@@ -302,11 +278,7 @@ def python_file(command: Sequence[str]) -> str | None:
 
 
 def refuse_deaf(command: Sequence[str]) -> None:
-    """Refuse a command whose Python would ignore the agent.
-
-    Raises:
-        UsageError: Python would ignore it.
-    """
+    """Raise `UsageError` if the Python of a command would ignore the agent."""
     ignores = deaf(command)
     if ignores is not None:
         raise UsageError(

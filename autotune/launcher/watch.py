@@ -7,11 +7,10 @@ import contextlib
 import os
 import re
 import shutil
-import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import TracebackType
 
+import psutil
 from pydantic import ValidationError
 
 from autotune.base.clock import Clock
@@ -20,8 +19,6 @@ from autotune.base.files import FREE_SOME_SPACE, no_room, write_atomic
 from autotune.base.layout import LaunchFiles
 from autotune.base.records import Beat, Phase, TrialSpec, TrialStatus
 from autotune.knobs.compile_mode import compiles, phase_clause
-
-# Tracks a running launch and decides whether it must end.
 
 #: Format of a process's report of itself. Linux pids have at most seven digits.
 _FORKED = re.compile(rb'\{"forked": (\d{1,7})\}')
@@ -74,8 +71,6 @@ class Watch:
         self.turn: int | None = None
         #: It has reported, and waits for another launch.
         self.kept = False
-        #: It was killed because it did not exit after its report.
-        self.lingered = False
         #: This process was stopped while the launch ran, and the clock does not count that time.
         self.was_stopped = False
         self._imports = self._imported = False
@@ -179,7 +174,8 @@ class Watch:
             self._interrupted()
 
     def overdue(self) -> bool:
-        """Return whether the launch must end now; set `ended` and `cause`, or `lingered`, if so."""
+        """Return whether the launch must end now: because it has not exited after its report, or else with `ended` and
+        `cause` set."""
         now = self.clock.now()
         limits, phase = self.spec.limits, self.phase or Phase.LOAD
         phase_name = phase_clause(phase, self.spec.config)
@@ -190,7 +186,7 @@ class Watch:
                 self.ended = TrialStatus.TIMEOUT
                 self.cause = f"the import of torch took longer than {IMPORT_S:.4g} s"
         elif self._reported_at is not None:
-            self.lingered = now - self._reported_at > EXIT_S
+            return now - self._reported_at > EXIT_S
         elif phase in _STEPPING and now - self._last_beat > limits.silence_s:
             self.ended = TrialStatus.HANG
             self.cause = f"no step was finished for {limits.silence_s:.4g} s in {phase_name}"
@@ -200,7 +196,7 @@ class Watch:
         elif now - self._phase_began > limits.of(phase):
             self.ended = TrialStatus.TIMEOUT
             self.cause, self.advice = self._late(phase)
-        return self.ended is not None or self.lingered
+        return self.ended is not None
 
     def _interrupted(self) -> None:
         meanwhile = "" if self.disturbed is None else f", and {self.disturbed}"
@@ -216,9 +212,6 @@ class Watch:
         if is_observed and phase in _NOT_YET and not (phase is Phase.COMPILE and compiles(self.spec.config)):
             return _NOT_YET[phase].format(limit), _PREPARE
         return f"{phase_clause(phase, self.spec.config)} took longer than its limit of {limit}", None
-
-
-# Prepares the folder of a launch.
 
 
 def make_way(path: Path) -> None:
@@ -276,7 +269,7 @@ class Logs:
                 path.unlink(missing_ok=True)
                 self._open.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666))
         except OSError as error:
-            self._close()
+            self.close()
             advice = FREE_SOME_SPACE if no_room(error) else "--studies-dir names another place."
             raise MachineError(f"cannot write into {files.folder}: {error.strerror}", advice=advice) from error
 
@@ -300,22 +293,12 @@ class Logs:
             with contextlib.suppress(OSError):  # the disk is full
                 os.write(descriptor, note + tail)
 
-    def __enter__(self) -> Logs:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Cut the logs for the last time, and close them."""
         self.cut()
-        self._close()
-
-    def _close(self) -> None:
         for descriptor in self._open:
             os.close(descriptor)
         self._open = []
-
-
-# Removes files that dead processes left in shared memory.
 
 
 SHM = Path("/dev/shm")
@@ -360,10 +343,9 @@ def _maker(name: str) -> int | None:
 def is_alive(pid: int) -> bool:
     """Return whether a process is running. A zombie is not."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except (psutil.Error, OSError):
         return False
-    return state not in ("Z", "X")
 
 
 # Processes that an earlier run left behind, found by a mark in their environment.
@@ -406,42 +388,19 @@ def end_survivors(mark: str, clock: Clock, variable: str = STUDY_MARK) -> int:
 def kill_marked(variable: str, mark: str) -> set[int]:
     """Kill every process but this one whose environment holds ``variable=mark``; return the pids that were running.
 
-    Reuse of a pid is harmless: the signal goes to the process whose environment was read.
-
     Raises:
         MachineError: the processes cannot be listed, because descriptors or memory have run out.
     """
-    wanted = f"{variable}={mark}".encode()
+    marked: set[int] = set()
     try:
-        return {pid for pid in _processes() if pid != os.getpid() and _killed(pid, wanted)}
+        for process in psutil.process_iter():
+            # Other users' processes cannot be ours, and zombies have no environment.
+            with contextlib.suppress(psutil.Error):
+                if process.pid != os.getpid() and process.environ().get(variable) == mark:
+                    marked.add(process.pid)
+                    # Not if another process has this pid by now.
+                    process.kill()
     except OSError as error:
         # If the processes cannot be read, do not report that there are none.
         raise MachineError(f"cannot look for processes of an earlier run: {error.strerror}") from error
-
-
-def _killed(pid: int, wanted: bytes) -> bool:
-    # Open the handle first: the environment read afterwards is that of the same process, or of none.
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return False
-    try:
-        if wanted not in _environment(pid):
-            return False
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            signal.pidfd_send_signal(handle, signal.SIGKILL)
-        return True
-    finally:
-        os.close(handle)
-
-
-def _processes() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
-def _environment(pid: int) -> list[bytes]:
-    # Empty for zombies and for other users' processes, which cannot be ours.
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return []
+    return marked

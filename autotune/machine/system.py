@@ -186,10 +186,11 @@ def limit_data(extra_bytes: int) -> None:
     # No limit can be larger than this.
     wanted = min(status_bytes("VmData") + extra_bytes, 2**63 - 1)
     resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
-    os.register_at_fork(after_in_child=_lift_data_limit)
+    os.register_at_fork(after_in_child=lift_data_limit)
 
 
-def _lift_data_limit() -> None:
+def lift_data_limit() -> None:
+    """Raise the limit of `limit_data` back to the hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 

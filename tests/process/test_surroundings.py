@@ -12,7 +12,8 @@ import pytest
 
 from autotune.base.clock import SystemClock
 from autotune.base.records import MeasurePlan, Phase, Surroundings, TrialStatus, Window
-from autotune.child.windows import card_of, cards_of, reason_to_discard, what_went_on
+from autotune.child.windows import card_of, reason_to_discard, what_went_on
+from autotune.launcher.quiet import cards_of
 from autotune.machine.cpu_load import CpuWatch
 from autotune.machine.gpu import SLOWDOWNS
 from autotune.workload.catalog import find_workload

@@ -17,8 +17,7 @@ import pytest
 from autotune.agent.site.autotune_agent.facts import chain
 from autotune.base.layout import StudyFiles
 from autotune.base.records import PhaseLimits, TrialStatus
-from autotune.child.last_words import last_words
-from autotune.child.script_process import rebuilt
+from autotune.child.failure import last_words, rebuilt
 
 from ..process.alive import wait_until  # noqa: TID252
 from .conftest import SCRIPTS, Runner, code, python

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from autotune.base.errors import WorkloadError
 from autotune.base.records import Config
-from autotune.child.readings import _Tail
+from autotune.child.trail import _Tail
 from autotune.training.step import Step, split
 from autotune.training.whole_training.course import _samples_of
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.base.records import Phase, TrialSpec, TrialStatus
+from autotune.base.records import TrialSpec, TrialStatus
 from autotune.child.failure import classify
 from autotune.child.probe import compiler_here
 from autotune.cli.doctor import Check, State, _compilers
@@ -80,7 +80,7 @@ def test_a_machine_that_lacks_something(spec: TrialSpec, name: str, wrapped: Cal
     make, advice = LACKING[name]
     if name == "no Triton" and not hasattr(exc, "TritonMissing"):
         pytest.skip("this PyTorch has no TritonMissing")
-    verdict = classify(wrapped(make()), spec, Phase.COMPILE)
+    verdict = classify(wrapped(make()), spec)
     assert verdict.status is TrialStatus.COMPILE_FAILED and verdict.cannot_compile
     assert advice in str(verdict.advice) and "Traceback" not in verdict.cause
     assert len(verdict.cause.splitlines()) == 1
@@ -89,7 +89,7 @@ def test_a_machine_that_lacks_something(spec: TrialSpec, name: str, wrapped: Cal
 def test_triton_without_headers_names_the_package(spec: TrialSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiler's own words are in the launch's log only."""
     monkeypatch.setattr(sysconfig, "get_path", lambda *_: "/nowhere")
-    verdict = classify(by_the_compiler(subprocess.CalledProcessError(1, GCC)), spec, Phase.COMPILE)
+    verdict = classify(by_the_compiler(subprocess.CalledProcessError(1, GCC)), spec)
     assert verdict.cannot_compile and verdict.cause == "Python.h is not in /nowhere" and "-dev" in str(verdict.advice)
 
 
@@ -104,14 +104,14 @@ def test_triton_without_headers_names_the_package(spec: TrialSpec, monkeypatch: 
     ids=["bad code", "a kernel too large", "ptxas", "a file of the model's own"],
 )
 def test_a_model_that_cannot_be_compiled(spec: TrialSpec, error: Exception) -> None:
-    verdict = classify(by_the_compiler(error), spec, Phase.COMPILE)
+    verdict = classify(by_the_compiler(error), spec)
     assert verdict.status is TrialStatus.COMPILE_FAILED and not verdict.cannot_compile
 
 
 def test_an_unreadable_file_of_the_users_own_is_no_compilers(spec: TrialSpec, tmp_path: Path) -> None:
     with pytest.raises(NotADirectoryError) as caught:
         Path(__file__, "below").write_text("")
-    verdict = classify(caught.value, spec, Phase.COMPILE)
+    verdict = classify(caught.value, spec)
     assert verdict.status is TrialStatus.USER_ERROR and not verdict.cannot_compile
 
 

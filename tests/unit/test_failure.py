@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.distributed import DistBackendError
 
-from autotune.base.records import Phase, TrialSpec, TrialStatus
+from autotune.base.records import TrialSpec, TrialStatus
 from autotune.child.failure import classify
 from tests.support import make_spec
 
@@ -31,7 +31,7 @@ def no_space(path: str) -> OSError:
 
 
 def test_a_full_disk_is_not_a_failure_of_the_configuration(spec: TrialSpec) -> None:
-    verdict = classify(no_space("/data/cache/0001.npy"), spec, Phase.WARMUP)
+    verdict = classify(no_space("/data/cache/0001.npy"), spec)
     assert verdict.status is TrialStatus.CRASHED
     assert "the disk is full" in verdict.cause and "/data/cache/0001.npy" in verdict.cause and verdict.advice
 
@@ -41,23 +41,23 @@ def test_a_full_compiler_cache_is_not_a_compile_failure(spec: TrialSpec) -> None
     if not hasattr(inductor, "InductorError"):
         pytest.skip("this PyTorch has no InductorError")
     error = inductor.InductorError(no_space("/studies/a/cache"), None)
-    assert classify(error, spec, Phase.COMPILE).status is TrialStatus.CRASHED
+    assert classify(error, spec).status is TrialStatus.CRASHED
 
 
 def test_full_shared_memory_is_a_different_failure(spec: TrialSpec) -> None:
-    verdict = classify(no_space("/dev/shm/pym-1-x"), spec, Phase.LOAD)
+    verdict = classify(no_space("/dev/shm/pym-1-x"), spec)
     assert verdict.status is TrialStatus.SHM_EXHAUSTED
     assert "MiB are free now" in verdict.cause and "/dev/shm/pym-1-x" in verdict.cause
 
 
 def test_a_workers_bus_error_is_classified_by_pytorchs_message_without_other_evidence(spec: TrialSpec) -> None:
-    verdict = classify(RuntimeError(BUS), spec, Phase.MEASURE)
+    verdict = classify(RuntimeError(BUS), spec)
     assert verdict.status is TrialStatus.SHM_EXHAUSTED and "SIGBUS" in verdict.cause
 
 
 def test_a_worker_whose_end_the_thread_that_pins_memory_has_not_survived(spec: TrialSpec) -> None:
     error = RuntimeError("Pin memory thread exited unexpectedly")
-    verdict = classify(error, spec, Phase.MEASURE)
+    verdict = classify(error, spec)
     assert verdict.status is TrialStatus.LOADER_WORKER_DIED and str(error) in verdict.cause
 
 
@@ -71,9 +71,9 @@ def test_a_worker_whose_end_the_thread_that_pins_memory_has_not_survived(spec: T
     ids=["the system's", "multiprocessing's", "PyTorch's"],
 )
 def test_too_many_open_files_name_the_limit(spec: TrialSpec, error: Exception) -> None:
-    verdict = classify(error, spec, Phase.WARMUP)
+    verdict = classify(error, spec)
     assert verdict.status is TrialStatus.USER_ERROR and "ulimit -n" in str(verdict.advice)
-    assert classify(ValueError("another"), spec, Phase.WARMUP).advice is None
+    assert classify(ValueError("another"), spec).advice is None
 
 
 def alone(error: Exception) -> Exception:
@@ -118,7 +118,7 @@ ASYNCHRONOUS = "\nCUDA kernel errors might be asynchronously reported at some ot
 def test_all_ways_to_say_that_the_cards_memory_is_full(
     spec: TrialSpec, text: str, wrapped: Callable[[Exception], Exception]
 ) -> None:
-    verdict = classify(wrapped(RuntimeError(text)), spec, Phase.COMPILE)
+    verdict = classify(wrapped(RuntimeError(text)), spec)
     assert verdict.status is TrialStatus.OOM
     assert text.splitlines()[0] in verdict.cause and "smaller batch" in str(verdict.advice)
 
@@ -130,9 +130,9 @@ def test_what_nccl_lacked_is_the_cards_memory(spec: TrialSpec, last: str) -> Non
     """Its buffers are not PyTorch's, and are made after the model."""
     words = "NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled cuda error (run with NCCL_DEBUG=INFO for details)"
     call = "ncclUnhandledCudaError: Call to CUDA function failed."
-    verdict = classify(DistBackendError(f"{words}\n{call}\nLast error:\n{last}"), spec, Phase.COMPILE)
+    verdict = classify(DistBackendError(f"{words}\n{call}\nLast error:\n{last}"), spec)
     assert (verdict.status, verdict.cause) == (TrialStatus.OOM, last)
-    other = classify(DistBackendError(f"{words}\n{call}\nLast error:\nCuda failure 1 'other'"), spec, Phase.COMPILE)
+    other = classify(DistBackendError(f"{words}\n{call}\nLast error:\nCuda failure 1 'other'"), spec)
     assert other.status is TrialStatus.USER_ERROR
 
 
@@ -155,7 +155,7 @@ def test_an_error_of_the_driver_or_its_libraries_is_not_the_users(
     """Most have no type of their own; before PyTorch 2.8, none has."""
     if not typed:
         monkeypatch.delattr("torch.AcceleratorError", raising=False)
-    verdict = classify(wrapped(RuntimeError(text)), spec, Phase.WARMUP)
+    verdict = classify(wrapped(RuntimeError(text)), spec)
     assert (verdict.status, verdict.cause) == (TrialStatus.CRASHED, f"RuntimeError: {text.splitlines()[0]}")
 
 
@@ -165,7 +165,7 @@ class Speechless(ValueError):
 
 
 def test_an_error_whose_message_cannot_be_shown(spec: TrialSpec) -> None:
-    verdict = classify(Speechless(), spec, Phase.LOAD)
+    verdict = classify(Speechless(), spec)
     assert verdict.status is TrialStatus.USER_ERROR
     assert verdict.cause == "Speechless: (its message cannot be shown: AttributeError)"
 
@@ -207,10 +207,10 @@ def test_what_refuses_a_precision_is_named(
     with pytest.raises((RuntimeError, TypeError, NotImplementedError)) as raised:
         fails(LOWER[precision])
     lower = spec.model_copy(update={"config": {**spec.config, "precision": precision}})
-    verdict = classify(raised.value, lower, Phase.WARMUP)
+    verdict = classify(raised.value, lower)
     assert verdict.status is TrialStatus.USER_ERROR and verdict.refuses == "precision"
     by = f" by {layer}" if layer else ""
     assert verdict.cause.startswith(f"{precision} is refused{by}: {type(raised.value).__name__}: "), verdict.cause
     # The same in full precision is the training's own fault, and so is anything else in a lower one.
-    assert classify(raised.value, spec, Phase.WARMUP).refuses is None
-    assert classify(RuntimeError("shapes cannot be multiplied"), lower, Phase.WARMUP).refuses is None
+    assert classify(raised.value, spec).refuses is None
+    assert classify(RuntimeError("shapes cannot be multiplied"), lower).refuses is None

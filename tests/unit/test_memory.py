@@ -71,8 +71,10 @@ def test_a_measurement_counts_from_the_end_of_the_first_step(card: FakeCard) -> 
     launch: Any = Measuring.__new__(Measuring)
     launch.memory = DeviceMemory(CUDA, None)
     launch.count = lambda batch: 1
-    launch.spec, launch.clock, launch.began = SimpleNamespace(config={}), FakeClock(), 0.0
-    launch.beats = SimpleNamespace(enter=lambda phase: None, step=lambda number, loss: None)
+    launch.spec = SimpleNamespace(config={})
+    launch.beats = SimpleNamespace(
+        clock=FakeClock(), began=0.0, enter=lambda phase: None, step=lambda number, loss: None
+    )
     launch.around = SimpleNamespace(settle_in=lambda: None)
 
     def work(batch: object) -> torch.Tensor:

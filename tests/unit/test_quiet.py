@@ -68,14 +68,14 @@ def test_a_cpu_is_never_waited_for(tmp_path: Path) -> None:
     machine = Machine()
     assert machine.quiet.wait([], lambda: True) == 0.0
     assert machine.readings == 0
-    assert cards_of(make_spec(tmp_path / "a", env={"CUDA_VISIBLE_DEVICES": UUID})) == []
+    assert cards_of(make_spec(tmp_path / "a", env={"CUDA_VISIBLE_DEVICES": UUID})) == ()
 
 
 def test_a_launch_uses_only_its_visible_cards(tmp_path: Path) -> None:
-    for uuids in ([UUID, "GPU-other"], ["MIG-a"], ["MIG-GPU-a/7/0"]):
+    for uuids in ((UUID, "GPU-other"), ("MIG-a",), ("MIG-GPU-a/7/0",)):
         env = {"CUDA_VISIBLE_DEVICES": ",".join(uuids)}
         assert cards_of(make_spec(tmp_path / "a", devices=("cuda:0",), env=env)) == uuids
-    assert cards_of(make_spec(tmp_path / "a", devices=("cuda:0",))) == []
+    assert cards_of(make_spec(tmp_path / "a", devices=("cuda:0",))) == ()
 
 
 def test_an_instance_is_waited_for_and_its_card_is_not() -> None:

@@ -141,8 +141,8 @@ import json, os, sys, time
 from pathlib import Path
 from autotune.base.layout import LaunchFiles
 from autotune.base.records import LaunchKind, TrainCheck, TrialResult, TrialStatus
-from autotune.child.ranks import files_of, lead
-from autotune.launcher.rank_processes import in_each_rank
+from autotune.child.ranks import lead
+from autotune.launcher.rank_processes import files_of, in_each_rank
 from tests.support import make_spec
 
 folder, statuses, quick, other = Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3]), sys.argv[4]

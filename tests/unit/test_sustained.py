@@ -42,10 +42,10 @@ def batches() -> Iterator[None]:
 
 def test_a_card_trains_on_without_a_pause_between_steps(monkeypatch, tmp_path, clock) -> None:
     card = FakeCard(monkeypatch)
-    beats = SimpleNamespace(step=lambda number, loss=None: None)
+    beats = SimpleNamespace(step=lambda number, loss=None: None, clock=clock)
     ctx = SimpleNamespace(batch_size=1)
     launch = SimpleNamespace(spec=make_spec(tmp_path), beats=beats, memory=None, workload=SimpleNamespace(), ctx=ctx)
-    run = HoldRun(cast(Any, launch), clock, cast(Any, card.work))
+    run = HoldRun(cast(Any, launch), cast(Any, card.work))
     run.card = cast(Any, SimpleNamespace(sm_clock_mhz=lambda: 1305 if card.busy_until_s > time.monotonic() else 300))
     loader = batches()
     for _ in range(7):

@@ -44,7 +44,7 @@ def test_a_window_is_timed_from_the_end_of_its_first_step() -> None:
     taken, ended_s = window(10)
     assert ended_s == pytest.approx(HOST_S + 10 * STEP_S + 0.001)
     assert after_the_first_s(taken) == pytest.approx(9 * STEP_S)
-    steps = timed(taken, float)
+    steps = timed(taken)
     assert sum(step.step_s for step in steps[1:]) == pytest.approx(9 * STEP_S)
     assert [step.loss for step in steps] == list(range(10))
     assert steps[0].device_s == pytest.approx(HOST_S + STEP_S)
@@ -53,7 +53,7 @@ def test_a_window_is_timed_from_the_end_of_its_first_step() -> None:
 
 def test_a_wait_for_the_loader_counts_if_the_device_was_idle_meanwhile() -> None:
     taken, _ = window(4, waits_s={1: 0.03, 3: 0.5})
-    steps = timed(taken, float)
+    steps = timed(taken)
     assert steps[1].wait_s == 0, "the device still had work"
     assert steps[3].wait_s == pytest.approx(0.56 - 0.16)
     assert after_the_first_s(taken) == pytest.approx(sum(step.step_s for step in steps[1:]))
@@ -63,11 +63,11 @@ def test_waits_for_what_was_made_are_for_the_hand_over() -> None:
     taken = [
         Taken(None, wait_s, 0.02, 0.3, 8, ready=ready) for wait_s, ready in ((0.1, True), (0.2, False), (0.0, True))
     ]
-    assert [step.handed_s for step in timed(taken, float)] == [0.1, 0.0, 0.0]
+    assert [step.handed_s for step in timed(taken)] == [0.1, 0.0, 0.0]
 
 
 def test_one_step_and_steps_on_a_cpu_are_timed_by_the_host() -> None:
     assert after_the_first_s(window(1)[0]) is None
     on_cpu = [Taken(None, 0.1, 0.02, 0.3, 8)] * 3
     assert after_the_first_s(on_cpu) is None
-    assert [(s.step_s, s.device_s, s.wait_s, s.loss) for s in timed(on_cpu, float)] == [(0.4, 0.3, 0.1, None)] * 3
+    assert [(s.step_s, s.device_s, s.wait_s, s.loss) for s in timed(on_cpu)] == [(0.4, 0.3, 0.1, None)] * 3

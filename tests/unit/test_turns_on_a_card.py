@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -13,7 +11,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from autotune.base.records import Surroundings, Turn
+from autotune.base.records import Phase, Surroundings, Turn
 from autotune.child.script_turns import ScriptTurns, TurnPlan
 from autotune.child.trail import SeenStep
 from autotune.child.workload_turns import _DeviceTurns
@@ -138,20 +136,23 @@ class ScriptOnACard:
 
     in_background, rate_per_s, has_ended = False, None, False
 
-    def __init__(self, commands: int, first_s: float, filling_s: float) -> None:
+    def __init__(self, first_s: float, filling_s: float) -> None:
         self.trail: Any = SimpleNamespace(
             turns=0, over=0, turn_at=0.0, unswitched=None, failed=None, reserved_bytes=1, loader=None
         )
         self.found: list[SeenStep] = []
         self.asked: list[int] = []
-        self._commands, self._first_s, self._filling_s = commands, first_s, filling_s
+        self._first_s, self._filling_s = first_s, filling_s
+
+    def enter(self, phase: Phase) -> None: ...
+
+    def tell(self, *, steps: int, doors: object) -> None:
+        self.asked.append(steps)
 
     def looks(self) -> Iterator[int]:
         while True:
-            told = json.loads(os.read(self._commands, 4096))
-            self.asked.append(told["steps"])
             self.trail.turns += 1
-            taken = [self._filling_s] + [STEP_S] * (told["steps"] - 1)
+            taken = [self._filling_s] + [STEP_S] * (self.asked[-1] - 1)
             if self.trail.turns == 1:
                 taken[0] += self._first_s
             self.found = [SeenStep(0.0, s, s, 0.0, 8, True, False, self.trail.turns) for s in taken]
@@ -161,16 +162,10 @@ class ScriptOnACard:
 
 def in_a_script(*, cuda: bool, filling_s: float) -> tuple[list[Turn | None], list[int]]:
     """Return three turns of one entrant in a script, and how many steps the agent was asked for."""
-    reading, writing = os.pipe()
-    try:
-        script, how = ScriptOnACard(reading, FIRST_S, filling_s), TurnPlan(TURN_S, cuda=cuda)
-        around, entrant = cast(Any, Around()), Contender(0, {})
-        turns = ScriptTurns(script, [{}], set(), how, writing, around, lambda phase: None, FakeClock())
-        found = [turns.take(entrant) for _ in range(3)]
-    finally:
-        os.close(reading)
-        os.close(writing)
-    return found, script.asked
+    script, how = ScriptOnACard(FIRST_S, filling_s), TurnPlan(TURN_S, cuda=cuda)
+    around, entrant = cast(Any, Around()), Contender(0, {})
+    turns = ScriptTurns(cast(Any, script), [{}], set(), how, around, FakeClock())
+    return [turns.take(entrant) for _ in range(3)], script.asked
 
 
 def test_nor_does_a_turn_in_a_script() -> None:

@@ -229,8 +229,8 @@ class Probe(Record):
     torch_version: str
     torchvision_version: str
     python_version: str
-    cuda_version: str | None
-    cudnn_version: str | None
+    cuda_version: str | None = None
+    cudnn_version: str | None = None
     device: str
     device_name: str
     device_memory_bytes: int | None
@@ -252,12 +252,12 @@ class Probe(Record):
     workload_file: str | None = None
     workload_name: str
     default_batch_size: int
-    default_image_size: int | None
-    cpu_image_size: int | None
+    default_image_size: int | None = None
+    cpu_image_size: int | None = None
     #: The generated data set that the workload asks for, or None if it brings its own data.
-    wants_data: str | None
+    wants_data: str | None = None
     #: As the workload declares it, of any tensor of a batch.
-    varying_shapes: bool
+    varying_shapes: bool = False
     #: Whether the shapes of images vary, as far as batches were looked at; None if that is not known.
     images_vary: bool | None = None
     has_images: bool
@@ -274,8 +274,8 @@ class Probe(Record):
     #: What glibc's malloc does with freed memory by itself, a value of the knob; None if that cannot be set.
     malloc: str | None = "default"
     parameters: int
-    dataset_samples: int | None
-    sample_bytes: int | None
+    dataset_samples: int | None = None
+    sample_bytes: int | None = None
     #: Tensors in one sample. Each takes a file descriptor while it is in a worker's queue.
     sample_tensors: int = 2
     workload_knobs: dict[str, tuple[Value, ...]] = Field(default_factory=dict)
