@@ -9,17 +9,11 @@ accelerator.autocast():`` is around it, as it was in the trials.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from autotune.base.errors import UsageError
 from autotune.base.records import Value
-from autotune.knobs.batch_size import KNOB as BATCH_SIZE
-from autotune.knobs.compile_mode import KNOB as COMPILE
-from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
-from autotune.knobs.intra_op_threads import KNOB as THREADS
-from autotune.knobs.precision import KNOB as PRECISION
-from autotune.profile.export.format import Given, Told, ToolFormat, as_yaml, compiled, nested
+from autotune.profile.export.format import Given, Told, ToolFormat, by_knob, compiled
 
 
 def _precision(value: Value, given: Given) -> Told:
@@ -50,13 +44,13 @@ class _Accelerate(ToolFormat):
     usage = "accelerate launch --config_file FILE train.py"
     place = 70
     start = "accelerate launch starts them"
-    knobs = {
-        PRECISION.name: _precision,
-        COMPILE.name: _compile,
-        BATCH_SIZE.name: _batch,
-        ACCUMULATION.name: _accumulation,
-        THREADS.name: lambda value, given: Told(lack=f"accelerate launch --num_cpu_threads_per_process {value}"),
-    }
+    knobs = by_knob(
+        precision=_precision,
+        compile_mode=_compile,
+        batch_size=_batch,
+        gradient_accumulation=_accumulation,
+        intra_op_threads=lambda value, given: Told(lack=f"accelerate launch --num_cpu_threads_per_process {value}"),
+    )
 
     def caution(self, given: Given) -> str:
         text = "A loss outside the model runs in fp32, unless it is under `with accelerator.autocast():`."
@@ -78,9 +72,6 @@ class _Accelerate(ToolFormat):
             "use_cpu": not given.cuda,
         }
         return {**environment, **processes, "main_training_function": "main", "debug": False}
-
-    def render(self, options: Mapping[str, Any], given: Given) -> str:
-        return as_yaml(nested(options))
 
 
 FORMAT = _Accelerate()

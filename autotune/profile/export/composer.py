@@ -12,22 +12,11 @@ allows TF32 everywhere by itself. The names are those of Composer 0.32, which wa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from autotune.base.records import Value
-from autotune.knobs.batch_size import KNOB as BATCH_SIZE
-from autotune.knobs.compile_mode import KNOB as COMPILE
-from autotune.knobs.deterministic import KNOB as DETERMINISTIC
-from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
 from autotune.knobs.memory_format import KNOB as LAYOUT
-from autotune.knobs.non_blocking import KNOB as NON_BLOCKING
-from autotune.knobs.num_workers import KNOB as WORKERS
-from autotune.knobs.persistent_workers import KNOB as PERSISTENT
-from autotune.knobs.pin_memory import KNOB as PINNED
-from autotune.knobs.precision import KNOB as PRECISION
-from autotune.knobs.prefetch_factor import KNOB as PREFETCH
-from autotune.profile.export.format import Given, Told, ToolFormat, as_yaml, compiled, nested, of_loader, workers
+from autotune.profile.export.format import LOADER, Given, Told, ToolFormat, by_knob, compiled
 
 _PRECISIONS = {"fp32": "fp32", "tf32": "fp32", "bf16": "amp_bf16", "fp16": "amp_fp16"}
 
@@ -62,26 +51,19 @@ class _Composer(ToolFormat):
     usage = 'Trainer(**told["trainer"]), DataLoader(**told["dataloader"])'
     place = 130
     start = "composer -n {ranks}"
-    knobs = {
-        PRECISION.name: _precision,
-        COMPILE.name: _compile,
-        BATCH_SIZE.name: of_loader(BATCH_SIZE),
-        ACCUMULATION.name: lambda value, given: Told(),
-        LAYOUT.name: _layout,
-        WORKERS.name: workers,
-        PREFETCH.name: of_loader(PREFETCH),
-        PINNED.name: of_loader(PINNED),
-        NON_BLOCKING.name: _non_blocking,
-        PERSISTENT.name: of_loader(PERSISTENT),
-        DETERMINISTIC.name: lambda value, given: Told({"trainer.deterministic_mode": value}),
-    }
+    knobs = LOADER | by_knob(
+        precision=_precision,
+        compile_mode=_compile,
+        batch_size=lambda value, given: Told({"dataloader.batch_size": given.batch_size}),
+        gradient_accumulation=lambda value, given: Told(),
+        memory_format=_layout,
+        non_blocking=_non_blocking,
+        deterministic=lambda value, given: Told({"trainer.deterministic_mode": value}),
+    )
 
     def always(self, given: Given) -> dict[str, Any]:
         trainer = {"trainer.device": "gpu" if given.cuda else "cpu"}
         return {**trainer, "trainer.device_train_microbatch_size": given.at_once, "dataloader.drop_last": True}
-
-    def render(self, options: Mapping[str, Any], given: Given) -> str:
-        return as_yaml(nested(options))
 
 
 FORMAT = _Composer()

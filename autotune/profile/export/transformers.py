@@ -12,23 +12,17 @@ does. Models that take ``num_items_in_batch`` weigh accumulated parts by their t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from autotune.base.records import Value
-from autotune.knobs.batch_size import KNOB as BATCH_SIZE
-from autotune.knobs.broadcast_buffers import KNOB as BUFFERS
+from autotune.knobs import Knob
 from autotune.knobs.compile_mode import KNOB as COMPILE
 from autotune.knobs.ddp_bucket_cap_mb import KNOB as BUCKETS
-from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
-from autotune.knobs.non_blocking import KNOB as NON_BLOCKING
 from autotune.knobs.num_workers import KNOB as WORKERS
-from autotune.knobs.optimizer_impl import KNOB as OPTIMIZER
 from autotune.knobs.persistent_workers import KNOB as PERSISTENT
 from autotune.knobs.pin_memory import KNOB as PINNED
-from autotune.knobs.precision import KNOB as PRECISION
 from autotune.knobs.prefetch_factor import KNOB as PREFETCH
-from autotune.profile.export.format import Given, Told, ToolFormat, as_json, compiled, is_object_with, nested
+from autotune.profile.export.format import Expression, Given, Told, ToolFormat, by_knob, compiled, is_object_with
 
 _LOADER = "dataloader_"
 
@@ -54,8 +48,8 @@ def _workers(value: Value, given: Given) -> Told:
     return Told({f"{_LOADER}{WORKERS.name}": value, **context})
 
 
-def _loader(name: str, value: Value) -> Told:
-    return Told({_LOADER + name: value})
+def _loader(knob: Knob) -> Expression:
+    return lambda value, given: Told({_LOADER + knob.name: value})
 
 
 def _implementation(value: Value, given: Given) -> Told:
@@ -80,20 +74,20 @@ class _Transformers(ToolFormat):
     usage = "HfArgumentParser(TrainingArguments).parse_json_file(FILE)"
     place = 80
     flat = True
-    knobs = {
-        PRECISION.name: _precision,
-        COMPILE.name: _compile,
-        BATCH_SIZE.name: lambda value, given: Told({"per_device_train_batch_size": given.at_once}),
-        ACCUMULATION.name: lambda value, given: Told({"gradient_accumulation_steps": given.parts}),
-        WORKERS.name: _workers,
-        PREFETCH.name: lambda value, given: _loader(PREFETCH.name, value),
-        PINNED.name: lambda value, given: _loader(PINNED.name, value),
-        NON_BLOCKING.name: lambda value, given: Told({"accelerator_config.non_blocking": value}),
-        PERSISTENT.name: lambda value, given: _loader(PERSISTENT.name, value),
-        OPTIMIZER.name: _implementation,
-        BUCKETS.name: lambda value, given: Told({BUCKETS.name: value}),
-        BUFFERS.name: lambda value, given: Told({"ddp_broadcast_buffers": value}),
-    }
+    knobs = by_knob(
+        precision=_precision,
+        compile_mode=_compile,
+        batch_size=lambda value, given: Told({"per_device_train_batch_size": given.at_once}),
+        gradient_accumulation=lambda value, given: Told({"gradient_accumulation_steps": given.parts}),
+        num_workers=_workers,
+        prefetch_factor=_loader(PREFETCH),
+        pin_memory=_loader(PINNED),
+        non_blocking=lambda value, given: Told({"accelerator_config.non_blocking": value}),
+        persistent_workers=_loader(PERSISTENT),
+        optimizer_impl=_implementation,
+        ddp_bucket_cap_mb=lambda value, given: Told({BUCKETS.name: value}),
+        broadcast_buffers=lambda value, given: Told({"ddp_broadcast_buffers": value}),
+    )
 
     def caution(self, given: Given) -> str:
         text = "Give it your output_dir. The Trainer clips gradients unless max_grad_norm is 0."
@@ -104,9 +98,6 @@ class _Transformers(ToolFormat):
     def always(self, given: Given) -> dict[str, Any]:
         loader = {f"{_LOADER}drop_last": True, f"{_LOADER}{PINNED.name}": False}
         return {"output_dir": "trainer_output", "use_cpu": not given.cuda, **loader}
-
-    def render(self, options: Mapping[str, Any], given: Given) -> str:
-        return as_json(nested(options))
 
     def is_earlier(self, text: str) -> bool:
         return is_object_with(text, _ALWAYS, _SOMETIMES)
