@@ -1,23 +1,26 @@
 """A format of the user's own: a function ``export(profile: dict) -> str`` that runs in a small process of its own.
 
-The parent runs no user code: it hands the profile over as JSON, and takes the text back.
+The parent runs no user code: it hands the profile over as JSON, and takes the text back. The process is
+``python -P -m autotune.profile.export.own SOURCE``, which writes ``{"text": …}`` or ``{"error": …}``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
-from types import MappingProxyType
+from typing import Any
 
 from autotune.base.errors import UsageError
 from autotune.profile import Profile
-from autotune.profile.export.format import Exported, Format
+from autotune.profile.export.format import NO_MAPS, Exported, Format, Maps
 
 #: Writing a text takes a moment; a function that takes longer than this is stuck.
 EXPORT_S = 20.0
@@ -47,7 +50,7 @@ class OwnFormat(Format):
             raise UsageError(f"{source!r} is no format", advice="write it as FILE.py or package.module:NAME.")
         self.name = source
 
-    def export(self, profile: Profile, maps: Mapping[str, str] = MappingProxyType({})) -> Exported:
+    def export(self, profile: Profile, maps: Maps = NO_MAPS) -> Exported:
         """Return what the function makes of the profile.
 
         Raises:
@@ -81,3 +84,42 @@ class OwnFormat(Format):
 
     def is_earlier(self, text: str) -> bool:
         return False
+
+
+def _load(source: str) -> Callable[[dict[str, Any]], Any]:
+    """Return the function of a file or of a module. For the process alone, as it imports user code.
+
+    Raises:
+        ImportError: a module with the name of the file's stem already exists.
+    """
+    module, _, function = source.partition(":")
+    if source.endswith(".py"):
+        path = Path(source).absolute()
+        if importlib.util.find_spec(path.stem) is not None:
+            raise ImportError(f"the name {path.stem!r} is taken by another module; rename the file")
+        sys.path.insert(0, str(path.parent))
+        module, function = path.stem, "export"
+    else:
+        sys.path.insert(0, os.getcwd())
+    loaded: Callable[[dict[str, Any]], Any] = getattr(importlib.import_module(module), function)
+    return loaded
+
+
+def _main(source: str) -> None:
+    """Write the answer as one line on stdout."""
+    # Redirect what the function prints to stderr, so that it does not mix with the answer.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    try:
+        text = _load(source)(json.load(sys.stdin))
+        if not isinstance(text, str):
+            raise TypeError(f"it returned {type(text).__name__}, not text")
+        text.encode()
+        answer = {"text": text}
+    except (Exception, SystemExit) as error:
+        answer = {"error": f"{type(error).__name__}: {error}"}
+    answers.write(json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])
