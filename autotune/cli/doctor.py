@@ -21,9 +21,8 @@ from autotune.base.errors import MORE_SHM, MachineError
 from autotune.base.records import SCHEMA_VERSION, Host
 from autotune.cli.output import print_rich
 from autotune.machine import host
-from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus
+from autotune.machine.gpu import Gpu, NvmlUnavailable, cuda_version, gpus, has_nvidia_card
 from autotune.machine.host import read_host, torch_versions, trouble
-from autotune.machine.nvml import cuda_version, has_nvidia_card
 from autotune.report.document import FittingTable
 
 _GIB = 2**30

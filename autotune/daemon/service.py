@@ -33,8 +33,7 @@ from autotune.daemon.rpc.server import Handlers, Server
 from autotune.daemon.scheduler import Scheduler
 from autotune.daemon.settings import Settings
 from autotune.daemon.web.process import Page
-from autotune.machine import nvml
-from autotune.machine.gpu import gpus
+from autotune.machine.gpu import gpus, keep_open
 
 # Starts a new search when the profile of a ``--keep-fresh`` job becomes stale.
 
@@ -290,7 +289,7 @@ class _Daemon:
         self._systemd.notify("READY=1")
         log.info("the daemon runs, process %d", os.getpid())
         # The daemon queries NVML all the time, and its end must not wait for a hanging driver: the process closes it.
-        nvml.keep_open()
+        keep_open()
         try:
             ticked = -TICK_S
             while not self._is_over():

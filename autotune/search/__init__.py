@@ -19,7 +19,7 @@ from autotune.base.layout import StudyFiles
 from autotune.base.parsing import duration_text
 from autotune.base.records import Config, Finding, Outcome, StudySpec, WorkloadRef
 from autotune.launcher import STUDY_MARK, end_survivors
-from autotune.machine.nvml import kept_open
+from autotune.machine.gpu import kept_open
 from autotune.report import best_so_far_line
 from autotune.search.devices import resolve_devices
 from autotune.search.dry_run import DryRun, dry_run_of

@@ -14,8 +14,7 @@ from autotune.base.errors import MachineError, UnknownNameError, UsageError
 from autotune.base.records import StudySpec, Value, WorkloadRef
 from autotune.knobs import KNOBS
 from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
-from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus, visible, with_instances
-from autotune.machine.nvml import has_nvidia_card
+from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus, has_nvidia_card, visible, with_instances
 from autotune.profile import Profile, printable
 from autotune.samplers.sampler import SAMPLERS
 from autotune.search.study_folders import STUDY_NAME, absolute, require_utf8
