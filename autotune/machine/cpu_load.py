@@ -74,7 +74,7 @@ class CpuWatch:
     """
 
     def __init__(self, pid: int, clock: Clock, *, proc: Path = _PROC, cores: frozenset[int] | None = None) -> None:
-        allowed = frozenset(os.sched_getaffinity(0)) if cores is None else cores
+        allowed = allowed_cores() if cores is None else cores
         self.cores = len(allowed)
         self._names = {f"cpu{core}" for core in allowed}
         self._pid = pid
@@ -92,9 +92,11 @@ class CpuWatch:
 
         ``None`` if the kernel does not report it.
         """
-        reading = self._take()
-        if reading is None:
+        machine = self._machine()
+        if machine is None:
             return None
+        self._own_s += self._own_since()
+        reading = _Reading(self._clock.now(), *machine, self._own_s)
         while len(self._readings) > 1 and reading.at_s - self._readings[1].at_s >= SHORTEST_SPAN_S:
             self._readings.popleft()
         self._readings.append(reading)
@@ -108,13 +110,6 @@ class CpuWatch:
             idle_cores=max(0.0, (reading.idle_s - before.idle_s) / span_s),
             span_s=span_s,
         )
-
-    def _take(self) -> _Reading | None:
-        machine = self._machine()
-        if machine is None:
-            return None
-        self._own_s += self._own_since()
-        return _Reading(self._clock.now(), *machine, self._own_s)
 
     def _machine(self) -> tuple[float, float] | None:
         """Return ``(busy, idle)`` CPU seconds of the cores since boot."""

@@ -22,8 +22,6 @@ from autotune.base.errors import MachineError
 from autotune.base.records import DataRef, Fingerprint, Host, Probe
 from autotune.machine.gpu import Gpu
 
-# This machine: resources, compilers, what identifies it.
-
 # Resources the operating system allows this process: cores, memory, shared memory, open files.
 #
 # A container's limits are set by control groups, and the kernel enforces those of every ancestor, so each limit is the
@@ -70,10 +68,10 @@ def read_host(*, proc: Path = _PROC, cgroup: Path = _CGROUP, shm: Path = _SHM, a
 def shared_memory(*, shm: Path = _SHM) -> tuple[int, int]:
     """Return ``(bytes free to us, size)`` of /dev/shm; zeros if it does not exist."""
     try:
-        status = os.statvfs(shm)
+        usage = shutil.disk_usage(shm)
     except OSError:
         return 0, 0
-    return status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
+    return usage.free, usage.total
 
 
 def oom_kill_count(*, proc: Path = _PROC, cgroup: Path = _CGROUP) -> int | None:

@@ -27,6 +27,7 @@ from autotune.base.records import (
     TrainVerdict,
     Trial,
 )
+from autotune.profile import follows
 from autotune.space import is_checked_by, key
 from autotune.space.formatting import (
     count,
@@ -44,7 +45,6 @@ from autotune.space.formatting import (
     trial_rate_text,
 )
 from autotune.study.history import BETWEEN
-from autotune.workload.learning_rate import follows
 
 # Sentences about an outcome, in plain text, shared by the table at the end of a search and the report.
 
