@@ -243,11 +243,8 @@ def _place(topology: Path, core: int) -> tuple[int, int]:
         return 0, core
 
 
-# Counts how often this process was stopped and continued: by cpulimit, by a debugger, by ``kill -STOP``.
-
-
 class Stops:
-    """Counts the SIGCONT that ends each stop; of a SIGSTOP itself a process learns nothing.
+    """Counts the SIGCONT that ends each stop (by cpulimit, a debugger); of a SIGSTOP itself a process learns nothing.
 
     Create it in the main thread: elsewhere no signal handler can be set, and `count` stays ``None``. Stops that follow
     each other within one call into C (a backward pass) count as one.

@@ -181,9 +181,6 @@ def deliveries_of(events: Sequence[Mapping[str, Any]]) -> Deliveries:
     )
 
 
-# Facts about a machine and a workload.
-
-
 class Host(Record):
     """The resources the operating system allows this process, read without torch.
 

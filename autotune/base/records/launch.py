@@ -19,8 +19,6 @@ from autotune.base.records.base import (
 from autotune.base.records.facts import Deliveries, Probe
 from autotune.base.records.measurement import Measurement, Surroundings
 
-# The specification of a launch.
-
 
 class WorkloadRef(Record):
     """The location of a workload's code.
@@ -352,9 +350,6 @@ class TrialSpec(Record):
     follows: bool = False
 
 
-# What a heat has compared: entrants and their turns.
-
-
 class Turn(Record):
     """One turn of an entrant: counted steps in a row.
 
@@ -448,9 +443,6 @@ class StudyHeat(Record):
 def heat_title(number: int, side: Side) -> str:
     """Return what a heat is called while it runs."""
     return f"heat {number}" if side == "device" else f"heat {number}, of the loader"
-
-
-# The results of a launch.
 
 
 class TrainCheck(Record):
@@ -604,9 +596,6 @@ class Beat(Record):
     memory_bytes: int | None = None
     turn: int | None = None
     disturbed: str | None = None
-
-
-# A trial of a study, and what was expected of it.
 
 
 class Prediction(Record):

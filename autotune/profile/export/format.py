@@ -93,9 +93,6 @@ def are_words_with(text: str, always: Set[str], known: Callable[[str], bool], *,
     return text.count("\n") <= 1 and always <= names and all(map(known, names - always))
 
 
-# The lines at the top of an export that say where it comes from.
-
-
 def heading(profile: Profile, start: str = "torchrun --nproc-per-node={ranks}") -> list[str]:
     """Return lines with study, trial, device and rate, and on the learning rate if the batch changed.
 
@@ -401,9 +398,6 @@ def _nested(options: Mapping[str, Any]) -> dict[str, Any]:
             place = place.setdefault(section, {})
         place[last] = value
     return root
-
-
-# The words by which a script sets a profile's knobs, as given by `--map`.
 
 
 class WordsFormat(Format):
