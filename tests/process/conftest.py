@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from autotune import profile as profiles
-from autotune.base.records import MeasurePlan, TrialSpec
+from autotune.base.layout import LaunchFiles
+from autotune.base.records import MeasurePlan, TrialSpec, TrialStatus
 from autotune.workload.catalog import find_workload
 from tests.support import make_spec
 
@@ -36,6 +37,35 @@ def fault(workloads, tmp_path):
         )
 
     return spec
+
+
+@pytest.fixture
+def launched(process_launcher, workloads, tmp_path):
+    """``launched(file, config, args, **spec)``: the result of a single-threaded launch of a workload, and its files."""
+
+    def run(
+        file,
+        config=None,
+        args=None,
+        *,
+        folder="launch",
+        batch_size=8,
+        status=TrialStatus.COMPLETE,
+        on_beat=lambda beat: None,
+        **changes,
+    ):
+        spec = make_spec(
+            tmp_path / folder,
+            workload=find_workload(str(workloads / file), {name: str(value) for name, value in (args or {}).items()}),
+            config={"batch_size": batch_size, "num_workers": 0, "intra_op_threads": 1, **(config or {})},
+            batch_size=batch_size,
+            **changes,
+        )
+        result = process_launcher.run(spec, on_beat=on_beat, stop=lambda: False)
+        assert status in (None, result.status), f"{result.cause}\n{result.evidence}"
+        return result, LaunchFiles(tmp_path / folder)
+
+    return run
 
 
 @pytest.fixture
