@@ -12,9 +12,7 @@ from autotune import profile as profiles
 from autotune.base.layout import LaunchFiles
 from autotune.base.records import MeasurePlan, TrialSpec, TrialStatus
 from autotune.workload.catalog import find_workload
-from tests.support import make_spec
-
-from ..unit.test_profile import EXAMPLE  # noqa: TID252
+from tests.support import make_profile, make_spec
 
 #: Just long enough to go through every phase.
 SHORT = MeasurePlan(target_halfwidth=10.0, min_windows=2, min_window_s=0.02, max_measure_s=2.0)
@@ -74,13 +72,12 @@ def whole_profile(workloads, tmp_path):
 
     def write(config, name="whole", ranks=1):
         ref = find_workload(str(workloads / f"{name}.py"), {})
-        example = {
-            **EXAMPLE,
-            "workload": {"name": ref.name, "path": ref.path, "sha256": ref.sha256},
-            "configuration": {"batch_size": 8, "intra_op_threads": 1, **config},
-            "conditions": {**EXAMPLE["conditions"], **NO_DATA, "ranks": ranks},
-        }
-        profiles.write(profiles.Profile.model_validate(example), tmp_path / "profile.yaml")
+        profile = make_profile(
+            workload={"name": ref.name, "path": ref.path, "sha256": ref.sha256},
+            configuration={"batch_size": 8, "intra_op_threads": 1, **config},
+            conditions={**NO_DATA, "ranks": ranks},
+        )
+        profiles.write(profile, tmp_path / "profile.yaml")
         return tmp_path / "profile.yaml"
 
     return write

@@ -7,11 +7,13 @@ from tests.support.clock import FakeClock
 from tests.support.contract import LauncherContract, LauncherRig, Scenario
 from tests.support.daemon import Behaviour, RunnerContract, RunnerRig, ScriptedDevices, ScriptedRunner
 from tests.support.makers import (
+    PROFILE_DATA,
     make_host,
     make_job_request,
     make_measurement,
     make_outcome,
     make_probe,
+    make_profile,
     make_spec,
     make_standing,
     make_study_spec,
@@ -22,6 +24,7 @@ from tests.support.surfaces import write_surface
 from tests.support.workers import ScriptedWorkers
 
 __all__ = [
+    "PROFILE_DATA",
     "Behaviour",
     "FakeClock",
     "LauncherContract",
@@ -39,6 +42,7 @@ __all__ = [
     "make_measurement",
     "make_outcome",
     "make_probe",
+    "make_profile",
     "make_spec",
     "make_standing",
     "make_study_spec",
