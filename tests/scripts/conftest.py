@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,26 @@ def run(tmp_path: Path) -> Runner:
 
 
 @pytest.fixture
-def launched(process_launcher: ProcessLauncher, tmp_path: Path):
+def command_launch(process_launcher: ProcessLauncher, tmp_path: Path):
+    """``command_launch(words, config, said=…, **spec)``: how a launch of a command ended, of which more may be said."""
+
+    def run(
+        words: Sequence[str],
+        config: Mapping[str, Value] = PLAIN,
+        *,
+        folder: str = "launch",
+        said: dict[str, Any] | None = None,
+        **spec: Any,
+    ) -> TrialResult:
+        command = CommandRef(**{"words": tuple(words), "folder": str(tmp_path), **(said or {})})
+        made = make_spec(tmp_path / folder, command=command, config=dict(config), **spec)
+        return process_launcher.run(made, on_beat=lambda beat: None, stop=lambda: False)
+
+    return run
+
+
+@pytest.fixture
+def launched(command_launch: Any):
     """``launched(words, …)``: how a launch of a command ended."""
 
     def run(
@@ -123,15 +143,8 @@ def launched(process_launcher: ProcessLauncher, tmp_path: Path):
         limits: PhaseLimits | None = None,
         **config: Value,
     ) -> TrialResult:
-        spec = make_spec(
-            tmp_path / "launch",
-            command=CommandRef(words=words, folder=str(tmp_path)),
-            config={**PLAIN, **config},
-            plan=plan,
-            kind=LaunchKind.MEASURE if check is None else LaunchKind.TRAIN_CHECK,
-            check=check,
-            limits=limits or PhaseLimits(),
-        )
-        return process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
+        kind = LaunchKind.MEASURE if check is None else LaunchKind.TRAIN_CHECK
+        spec = {"plan": plan, "kind": kind, "check": check, "limits": limits or PhaseLimits()}
+        return command_launch(words, {**PLAIN, **config}, **spec)
 
     return run
