@@ -19,6 +19,13 @@ def marked(mark):
     return found
 
 
+def measuring(files, after=0):
+    """Return whether a launch of a study runs, which has a spec and no result, and so many others have theirs."""
+    specs = list(files.folder.glob("*/*/spec.json"))
+    done = sum((spec.parent / "result.json").exists() for spec in specs)
+    return len(specs) > done >= after
+
+
 def wait_until(condition, deadline_s=30.0):
     clock = SystemClock()
     end = clock.now() + deadline_s
