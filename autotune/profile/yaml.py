@@ -557,21 +557,13 @@ _MEANS = (
         "the profile has been changed since it was written",
         "nobody measured what it says now, so export it again from its study",
     ),
-    (
-        {"workload"},
-        "the training differs",
-        "what was measured is not what would be trained, so search again",
-    ),
+    ({"workload"}, "the training differs", "what was measured is not what would be trained, so search again"),
     (
         {"device", "gpu", "mig", "power"},
         "the device differs",
         "the rate was never seen on it and the batch may not fit, so search again here",
     ),
-    (
-        {"data", "dataset"},
-        "the data differs",
-        "reading and decoding it may be slower or faster than promised",
-    ),
+    ({"data", "dataset"}, "the data differs", "reading and decoding it may be slower or faster than promised"),
     (
         {"torch", "torchvision", "cuda", "cudnn", "driver", "python"},
         "the software differs",

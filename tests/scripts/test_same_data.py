@@ -9,14 +9,7 @@ from typing import Any
 import pytest
 
 from autotune import stats
-from autotune.base.records import (
-    CheckPlan,
-    DeliveryPlan,
-    LaunchKind,
-    Probe,
-    TrainCheck,
-    Value,
-)
+from autotune.base.records import CheckPlan, DeliveryPlan, LaunchKind, Probe, TrainCheck, Value
 
 from .conftest import PLAIN, Runner, python
 

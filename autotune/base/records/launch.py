@@ -6,15 +6,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from autotune.base.records.base import (
-    SCHEMA_VERSION,
-    LaunchKind,
-    Phase,
-    Record,
-    Side,
-    TrialStatus,
-    Value,
-)
+from autotune.base.records.base import SCHEMA_VERSION, LaunchKind, Phase, Record, Side, TrialStatus, Value
 from autotune.base.records.facts import Deliveries, Probe
 from autotune.base.records.measurement import Measurement, Surroundings
 
