@@ -33,6 +33,14 @@ from autotune.base.records import (
 )
 from autotune.profile import Profile
 
+#: A configuration as a search's baseline has it.
+PLAIN: dict[str, Value] = {
+    "precision": "fp32",
+    "compile_mode": "off",
+    "batch_size": 32,
+    "memory_format": "contiguous",
+    "num_workers": 0,
+}
 _WINDOWS = 8
 _WINDOW_S = 0.5
 
