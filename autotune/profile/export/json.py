@@ -16,9 +16,5 @@ class _Json(Format):
     def export(self, profile: Profile, maps: Maps = NO_MAPS) -> Exported:
         return Exported(as_json(profile.model_dump(mode="json")))
 
-    def is_earlier(self, text: str) -> bool:
-        # It is YAML too, and recognised as such.
-        return False
-
 
 FORMAT = _Json()

@@ -82,9 +82,6 @@ class OwnFormat(Format):
             raise UsageError(f"format {self.name}: {answer['error']}", advice=_ADVICE)
         return Exported(answer["text"])
 
-    def is_earlier(self, text: str) -> bool:
-        return False
-
 
 def _load(source: str) -> Callable[[dict[str, Any]], Any]:
     """Return the function of a file or of a module. For the process alone, as it imports user code.
