@@ -161,15 +161,13 @@ def _cards() -> list[Gpu]:
             # A scheduler assigned this card to someone else.
             refused = error
         else:
-            cards.append(_card(index, handle, driver))
+            card = _device(index, handle, driver)
+            if _is_split(handle):
+                card = replace(card, mig=True, instances=tuple(_instances(card, handle)))
+            cards.append(card)
     if refused is not None and not cards:
         raise refused
     return cards
-
-
-def _card(index: int, handle: Any, driver: str) -> Gpu:
-    card = _device(index, handle, driver)
-    return replace(card, mig=True, instances=tuple(_instances(card, handle))) if _is_split(handle) else card
 
 
 def _instances(card: Gpu, handle: Any) -> Iterator[Gpu]:
@@ -294,7 +292,7 @@ class CardWatch:
         """Return by pid how much of the time since the last call each process used the SMs; ``None`` if unknown, as it
         is where MPS's server computes for several processes."""
         handle = self._found()
-        if handle is None or _serves_several(handle):
+        if handle is None or any(map(_is_mps_server, _pids(handle) or ())):
             return None
         try:
             samples = pynvml.nvmlDeviceGetProcessUtilization(handle, self._sampled_until)
@@ -460,11 +458,6 @@ def _processes(handle: Any) -> tuple[int, ...] | None:
     """Return the pids of a card's compute processes, without the MPS server; ``None`` if unknown."""
     pids = _pids(handle)
     return None if pids is None else tuple(pid for pid in pids if not _is_mps_server(pid))
-
-
-def _serves_several(handle: Any) -> bool:
-    """Return whether the MPS server computes on a card for other processes, as far as it is visible."""
-    return any(_is_mps_server(pid) for pid in _pids(handle) or ())
 
 
 def _pids(handle: Any) -> tuple[int, ...] | None:

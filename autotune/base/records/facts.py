@@ -299,17 +299,15 @@ class Probe(Record):
     workload_unasked: tuple[str, ...] = ()
 
 
-def _sorted_mapping(value: dict[str, Any]) -> dict[str, Any]:
-    return dict(sorted(value.items()))
-
-
 class Fingerprint(Record):
     """Facts that must not change for a measurement to remain valid. Compared when a study is resumed and by profiles.
 
     ``device_uuid`` is recorded but not compared: two cards of the same model count as the same machine.
     """
 
-    values: Annotated[dict[str, str | int | float | bool | None], AfterValidator(_sorted_mapping)]
+    values: Annotated[
+        dict[str, str | int | float | bool | None], AfterValidator(lambda values: dict(sorted(values.items())))
+    ]
     device_uuid: str | None = None
 
     def _untold(self, name: str, other: Fingerprint) -> bool:

@@ -38,7 +38,7 @@ earlier export; `--force` overwrites others, but never the files of a study.
 
 def page() -> str:
     """Return the page in Markdown."""
-    partial = [form for form in FORMATS.values() if not _carries_all(form)]
+    partial = [form for form in FORMATS.values() if type(form).told is not Format.told]
     complete = ", ".join(f"`{name}`" for name, form in FORMATS.items() if form not in partial)
     rows = [
         "| knob | " + " | ".join(form.name for form in partial) + " |",
@@ -47,10 +47,6 @@ def page() -> str:
     ]
     note = f"\n{complete} carry every knob's value as it is, and those of the workload's own knobs.\n"
     return "\n".join([_HEAD, *rows, note, *map(_section, FORMATS.values())])
-
-
-def _carries_all(made: Format) -> bool:
-    return type(made).told is Format.told
 
 
 def _cell(made: Format, knob: Knob) -> str:

@@ -38,7 +38,8 @@ class _Env(Format):
             variables |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), spell(config[THREADS.name]))
         if config.get(MALLOC.name) == "keep":
             variables |= MALLOC_KEEPS
-        variables |= {_variable(name): spell(value) for name, value in config.items()}
+        names = {name: _PREFIX + re.sub(r"\W", "_", name, flags=re.ASCII).upper() for name in config}
+        variables |= {names[name]: spell(value) for name, value in config.items()}
         lines = [_FROM + shlex.quote(printable(f"{MARK}: study {origin.study}, trial {origin.trial}"))]
         lines += [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
         if config.get(MALLOC.name) == MALLOC.default:
@@ -51,7 +52,3 @@ class _Env(Format):
 
 
 FORMAT = _Env()
-
-
-def _variable(name: str) -> str:
-    return _PREFIX + re.sub(r"\W", "_", name, flags=re.ASCII).upper()
