@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -12,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-import psutil
-
 from autotune.base.clock import Clock
+from autotune.machine.system import children_of
 
 # CPU load of the cores this process may use, and the part of it that is due to other processes.
 #
@@ -153,21 +151,10 @@ class CpuWatch:
         return tree
 
     def _pids(self) -> Iterator[int]:
-        if not (self._proc / str(self._pid) / "task" / str(self._pid) / "children").exists():
-            yield self._pid
-            with contextlib.suppress(psutil.Error):
-                yield from (child.pid for child in psutil.Process(self._pid).children(recursive=True))
-            return
         todo = [self._pid]
         while todo:
-            pid = todo.pop()
-            yield pid
-            # Children are listed under the thread that forked them.
-            for path in (self._proc / str(pid) / "task").glob("*/children"):
-                try:
-                    todo += map(int, path.read_text().split())
-                except OSError:
-                    continue
+            yield (pid := todo.pop())
+            todo += children_of(pid, proc=self._proc)
 
     def _process(self, pid: int) -> tuple[tuple[int, int], _Spent] | None:
         try:

@@ -55,13 +55,14 @@ def become_subreaper() -> None:
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def children_of(pid: int) -> list[int]:
+def children_of(pid: int, *, proc: Path = Path("/proc")) -> list[int]:
     """The direct children of a process, zombies included."""
+    threads = proc / str(pid) / "task"
     try:
         # Each thread lists those it has started; orphans are adopted by the main one.
-        lists = [Path(f"/proc/{pid}/task/{task}/children") for task in os.listdir(f"/proc/{pid}/task")]
+        lists = [threads / task / "children" for task in os.listdir(threads)]
         return [int(p) for path in lists for p in path.read_text().split()]
-    except (FileNotFoundError, ProcessLookupError):
+    except OSError:
         # A kernel without CONFIG_PROC_CHILDREN, a thread that has just ended, or no such process.
         with contextlib.suppress(psutil.Error):
             return [child.pid for child in psutil.Process(pid).children()]
