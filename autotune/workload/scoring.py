@@ -187,7 +187,7 @@ class Scorer:
 
 
 def load(path: Path) -> ModuleType:
-    """Import an objective's file, in the child.
+    """Import a file of the user's, in a child: an objective, or a format of `autotune export`.
 
     Raises:
         ImportError: a module with the name of the file's stem already exists.

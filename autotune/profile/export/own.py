@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from autotune.base.errors import UsageError
 from autotune.profile import Profile
 from autotune.profile.export.format import NO_MAPS, Exported, Format, Maps
+from autotune.workload.scoring import load
 
 #: Writing a text takes a moment; a function that takes longer than this is stuck.
 EXPORT_S = 20.0
@@ -83,32 +81,19 @@ class OwnFormat(Format):
         return Exported(answer["text"])
 
 
-def _load(source: str) -> Callable[[dict[str, Any]], Any]:
-    """Return the function of a file or of a module. For the process alone, as it imports user code.
-
-    Raises:
-        ImportError: a module with the name of the file's stem already exists.
-    """
-    module, _, function = source.partition(":")
-    if source.endswith(".py"):
-        path = Path(source).absolute()
-        if importlib.util.find_spec(path.stem) is not None:
-            raise ImportError(f"the name {path.stem!r} is taken by another module; rename the file")
-        sys.path.insert(0, str(path.parent))
-        module, function = path.stem, "export"
-    else:
-        sys.path.insert(0, os.getcwd())
-    loaded: Callable[[dict[str, Any]], Any] = getattr(importlib.import_module(module), function)
-    return loaded
-
-
 def _main(source: str) -> None:
-    """Write the answer as one line on stdout."""
+    """Write the answer as one line on stdout. Only in the process of its own: it runs the user's code."""
     # Redirect what the function prints to stderr, so that it does not mix with the answer.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     try:
-        text = _load(source)(json.load(sys.stdin))
+        if source.endswith(".py"):
+            export = load(Path(source).absolute()).export
+        else:
+            sys.path.insert(0, os.getcwd())
+            module, _, name = source.partition(":")
+            export = getattr(importlib.import_module(module), name)
+        text = export(json.load(sys.stdin))
         if not isinstance(text, str):
             raise TypeError(f"it returned {type(text).__name__}, not text")
         text.encode()
