@@ -222,7 +222,11 @@ class Store:
         with self._locked():
             state = _read_state(slot)
             text = dump(profile)
-            current, stored = self._current(slot), _known(slot, state, text)
+            stored = _known(slot, state, text)
+            current: Profile | None = None
+            # There may be none. An unreadable one stays in the history and does not block others.
+            with contextlib.suppress(AutotuneError):
+                current = read(slot / "profile.yaml")
             if current is not None and stored is not None:
                 # An earlier call stored the profile: either it was killed before it returned, or it came from the node
                 # that measured the profile, and the folder is shared.
@@ -246,9 +250,14 @@ class Store:
         slot = self.folder / slot_name(profile)
         return _known(slot, _read_state(slot), dump(profile)) is not None
 
-    def all(self) -> list[Slot]:
-        """Return every readable slot, sorted by name."""
-        return list(self._slots())
+    def all(self, names: str = "*") -> list[Slot]:
+        """Return every readable slot whose name has this pattern, sorted by name."""
+        slots = []
+        for path in sorted(self.folder.glob(f"{names}/profile.yaml")):
+            # A damaged profile must not hide the others.
+            with contextlib.suppress(AutotuneError):
+                slots.append(Slot(path.parent.name, read(path), _read_state(path.parent), path))
+        return slots
 
     def one(self, name: str) -> Slot:
         """Return a slot.
@@ -256,7 +265,7 @@ class Store:
         Raises:
             UnknownNameError: there is no such slot.
         """
-        slots = {slot.name: slot for slot in self._slots()}
+        slots = {slot.name: slot for slot in self.all()}
         if name not in slots:
             raise UnknownNameError("profile", name, slots, advice=None if slots else "`autotune search` makes one.")
         return slots[name]
@@ -282,7 +291,7 @@ class Store:
         """
         # Slots are named after their workload: read only those that can match, as a store may hold many.
         names = {_name_of(word) for word in (model, Path(model).stem, model.rpartition(":")[2])}
-        slots = [slot for name in sorted(names) for slot in self._slots(f"{name}-*")]
+        slots = [slot for name in sorted(names) for slot in self.all(f"{name}-*")]
         # Same form as the catalog's paths: without "..", symbolic links not resolved.
         absolute, stem = os.path.abspath(Path(model).expanduser()), Path(model).stem
         matches = [k for k in slots if model in (k.profile.workload.name, k.profile.workload.module)]
@@ -320,19 +329,6 @@ class Store:
 
         rows, slot = min(ranked, key=distance)
         return slot, rows
-
-    def _slots(self, names: str = "*") -> Iterator[Slot]:
-        for path in sorted(self.folder.glob(f"{names}/profile.yaml")):
-            # A damaged profile must not hide the others.
-            with contextlib.suppress(AutotuneError):
-                yield Slot(path.parent.name, read(path), _read_state(path.parent), path)
-
-    def _current(self, slot: Path) -> Profile | None:
-        try:
-            return read(slot / "profile.yaml") if (slot / "profile.yaml").exists() else None
-        except AutotuneError:
-            # An unreadable profile stays in the history and does not block others.
-            return None
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
