@@ -48,7 +48,13 @@ def read_host(*, proc: Path = _PROC, cgroup: Path = _CGROUP, shm: Path = _SHM, a
     Raises:
         MachineError: ``proc`` has no readable ``meminfo``: the system is not Linux, or /proc is hidden.
     """
-    physical, available = _physical_memory(proc)
+    meminfo = _table(proc / "meminfo")
+    try:
+        physical, available = meminfo["MemTotal"] * 1024, meminfo["MemAvailable"] * 1024
+    except KeyError as error:
+        raise MachineError(
+            f"{proc / 'meminfo'} does not tell {error}", advice="autotune needs Linux with /proc mounted."
+        ) from None
     for limit, free in _memory_limits(proc, cgroup):
         physical = min(physical, limit)
         available = min(available, free)
@@ -117,16 +123,6 @@ def _process_memory(folder: Path, *, sharers: int) -> int | None:
         return None
     resident, shared = int(pages[1]), int(pages[2])
     return (resident - shared + shared // sharers) * resource.getpagesize()
-
-
-def _physical_memory(proc: Path) -> tuple[int, int]:
-    meminfo = _table(proc / "meminfo")
-    try:
-        return meminfo["MemTotal"] * 1024, meminfo["MemAvailable"] * 1024
-    except KeyError as error:
-        raise MachineError(
-            f"{proc / 'meminfo'} does not tell {error}", advice="autotune needs Linux with /proc mounted."
-        ) from None
 
 
 def _memory_limits(proc: Path, cgroup: Path) -> Iterator[tuple[int, int]]:
