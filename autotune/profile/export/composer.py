@@ -16,7 +16,7 @@ from typing import Any
 
 from autotune.base.records import Value
 from autotune.knobs.memory_format import KNOB as LAYOUT
-from autotune.profile.export.format import LOADER, Given, Told, ToolFormat, by_knob, compiled
+from autotune.profile.export.format import Given, Told, ToolFormat, by_knob, compiled, of_loader, on_by_itself
 
 _PRECISIONS = {"fp32": "fp32", "tf32": "fp32", "bf16": "amp_bf16", "fp16": "amp_fp16"}
 
@@ -40,24 +40,19 @@ def _layout(value: Value, given: Given) -> Told:
     return Told(lack=f"model.to(memory_format=torch.{value}) before the Trainer, and the images of each batch alike")
 
 
-def _non_blocking(value: Value, given: Given) -> Told:
-    # Composer's devices copy tensors asynchronously.
-    return Told() if value else Told(lack="the Trainer copies asynchronously, and has no option for it")
-
-
 class _Composer(ToolFormat):
     name = "composer"
     about = "MosaicML Composer"
     usage = 'Trainer(**told["trainer"]), DataLoader(**told["dataloader"])'
     place = 130
     start = "composer -n {ranks}"
-    knobs = LOADER | by_knob(
+    knobs = of_loader("dataloader.") | by_knob(
         precision=_precision,
         compile_mode=_compile,
         batch_size=lambda value, given: Told({"dataloader.batch_size": given.batch_size}),
         gradient_accumulation=lambda value, given: Told(),
         memory_format=_layout,
-        non_blocking=_non_blocking,
+        non_blocking=on_by_itself("the Trainer copies asynchronously, and has no option for it"),
         deterministic=lambda value, given: Told({"trainer.deterministic_mode": value}),
     )
 

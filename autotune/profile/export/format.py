@@ -290,6 +290,11 @@ def by_knob(**expressions: Expression) -> dict[str, Expression]:
     return expressions
 
 
+def on_by_itself(lack: str) -> Expression:
+    """Return how a knob is expressed that the tool has on by itself; ``lack``: what to do where it is off."""
+    return lambda value, given: Told() if value else Told(lack=lack)
+
+
 @dataclass(frozen=True)
 class Exported:
     """An export: its text, and notes for stderr if the text can have no comments."""
@@ -440,19 +445,17 @@ def _mapped(profile: Profile, flags: Maps) -> tuple[list[str], list[str]]:
     return words_of(command, config)[1:], missing
 
 
-# Arguments of a DataLoader, which some formats have in a section of their own.
+def of_loader(prefix: str) -> dict[str, Expression]:
+    """Return how the loader's knobs are expressed by a DataLoader's own arguments, whose names get a prefix."""
 
+    def of(knob: Knob) -> Expression:
+        def told(value: Value, given: Given) -> Told:
+            context = {"multiprocessing_context": given.start_method} if knob is WORKERS and value else {}
+            return Told({f"{prefix}{name}": v for name, v in {**knob.loader_options(value), **context}.items()})
 
-def _in_section(knob: Knob) -> Expression:
-    def told(value: Value, given: Given) -> Told:
-        context = {"multiprocessing_context": given.start_method} if knob is WORKERS and value else {}
-        return Told({f"dataloader.{name}": v for name, v in {**knob.loader_options(value), **context}.items()})
+        return told
 
-    return told
-
-
-#: How that section expresses the loader's knobs.
-LOADER = {name: _in_section(knob) for name, knob in KNOBS.items() if knob.scope is Scope.LOADER}
+    return {name: of(knob) for name, knob in KNOBS.items() if knob.scope is Scope.LOADER}
 
 
 # How a tool's own loop is told to compile, which goes wrong with some uses of CUDA graphs.

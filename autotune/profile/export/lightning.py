@@ -16,7 +16,7 @@ from typing import Any
 from autotune.base.records import Value
 from autotune.knobs.compile_mode import KNOB as COMPILE
 from autotune.knobs.precision import KNOB as PRECISION
-from autotune.profile.export.format import LOADER, Given, Told, ToolFormat, by_hand, by_knob, compiled
+from autotune.profile.export.format import Given, Told, ToolFormat, by_hand, by_knob, compiled, of_loader, on_by_itself
 
 _PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
@@ -30,23 +30,18 @@ def _compile(value: Value, given: Given) -> Told:
     return compiled(value, given, by_hand(COMPILE.name, value, cuda=given.cuda), {})
 
 
-def _non_blocking(value: Value, given: Given) -> Told:
-    # Lightning copies tensors asynchronously whenever they go to a GPU.
-    return Told() if value else Told(lack="Lightning copies asynchronously: override transfer_batch_to_device")
-
-
 class _Lightning(ToolFormat):
     name = "lightning"
     about = "Lightning"
     usage = 'Trainer(**told["trainer"]), DataLoader(**told["dataloader"])'
     place = 90
     start = "the Trainer starts them"
-    knobs = LOADER | by_knob(
+    knobs = of_loader("dataloader.") | by_knob(
         precision=_precision,
         compile_mode=_compile,
         batch_size=lambda value, given: Told({"dataloader.batch_size": given.at_once}),
         gradient_accumulation=lambda value, given: Told({"trainer.accumulate_grad_batches": given.parts}),
-        non_blocking=_non_blocking,
+        non_blocking=on_by_itself("Lightning copies asynchronously: override transfer_batch_to_device"),
         cudnn_benchmark=lambda value, given: Told({"trainer.benchmark": value}),
         deterministic=lambda value, given: Told({"trainer.deterministic": value}),
     )

@@ -16,7 +16,7 @@ from typing import Any
 from autotune.base.records import Value
 from autotune.knobs.memory_format import KNOB as LAYOUT
 from autotune.knobs.precision import KNOB as PRECISION
-from autotune.profile.export.format import SCALED_SGD, Expression, Given, Told, ToolFormat, by_hand, by_knob, compiled
+from autotune.profile.export.format import SCALED_SGD, Given, Told, ToolFormat, by_hand, by_knob, compiled, on_by_itself
 
 _NAMED = "timm:"
 _AMP = {"bf16": "bfloat16", "fp16": "float16"}
@@ -46,11 +46,6 @@ def _implementation(value: Value, given: Given) -> Told:
     return Told({f"opt_kwargs.{name}": value == name for name in ("foreach", "fused")}, lack)
 
 
-def _always(lack: str) -> Expression:
-    """Return how a knob is expressed that train.py has on by itself; ``lack``: what to do where it is off."""
-    return lambda value, given: Told() if value else Told(lack=lack)
-
-
 class _Timm(ToolFormat):
     name = "timm"
     about = "timm's train.py"
@@ -64,9 +59,9 @@ class _Timm(ToolFormat):
         memory_format=_layout,
         num_workers=lambda value, given: Told({"workers": value}),
         pin_memory=lambda value, given: Told({"pin_mem": value}),
-        non_blocking=_always("train.py copies asynchronously, unless it is run with --no-prefetcher"),
-        persistent_workers=_always("train.py keeps its workers, which costs their memory between epochs"),
-        cudnn_benchmark=_always("train.py turns it on: take that line out of it"),
+        non_blocking=on_by_itself("train.py copies asynchronously, unless it is run with --no-prefetcher"),
+        persistent_workers=on_by_itself("train.py keeps its workers, which costs their memory between epochs"),
+        cudnn_benchmark=on_by_itself("train.py turns it on: take that line out of it"),
         optimizer_impl=_implementation,
     )
 

@@ -15,14 +15,10 @@ from __future__ import annotations
 from typing import Any
 
 from autotune.base.records import Value
-from autotune.knobs import Knob
 from autotune.knobs.compile_mode import KNOB as COMPILE
 from autotune.knobs.ddp_bucket_cap_mb import KNOB as BUCKETS
-from autotune.knobs.num_workers import KNOB as WORKERS
-from autotune.knobs.persistent_workers import KNOB as PERSISTENT
 from autotune.knobs.pin_memory import KNOB as PINNED
-from autotune.knobs.prefetch_factor import KNOB as PREFETCH
-from autotune.profile.export.format import Expression, Given, Told, ToolFormat, by_knob, compiled, is_object_with
+from autotune.profile.export.format import Given, Told, ToolFormat, by_knob, compiled, is_object_with, of_loader
 
 _LOADER = "dataloader_"
 
@@ -43,15 +39,6 @@ def _compile(value: Value, given: Given) -> Told:
     return compiled(value, given, {"torch_compile": True, "torch_compile_mode": value}, {"torch_compile": False})
 
 
-def _workers(value: Value, given: Given) -> Told:
-    context = {f"{_LOADER}multiprocessing_context": given.start_method} if value else {}
-    return Told({f"{_LOADER}{WORKERS.name}": value, **context})
-
-
-def _loader(knob: Knob) -> Expression:
-    return lambda value, given: Told({_LOADER + knob.name: value})
-
-
 def _implementation(value: Value, given: Given) -> Told:
     optim = {"optim": "adamw_torch_fused" if value == "fused" else "adamw_torch"}
     # With adamw_torch, PyTorch chooses the implementation by itself.
@@ -65,7 +52,7 @@ _ALWAYS = {"output_dir", "per_device_train_batch_size", "use_cpu", f"{_LOADER}dr
 _SOMETIMES = {"bf16", "fp16", "tf32", "torch_compile", "torch_compile_mode", "optim", "gradient_accumulation_steps"}
 _SOMETIMES |= {BUCKETS.name, "ddp_broadcast_buffers"}
 _SOMETIMES |= {"accelerator_config", f"{_LOADER}multiprocessing_context"}
-_SOMETIMES |= {_LOADER + knob.name for knob in (WORKERS, PREFETCH, PERSISTENT)}
+_SOMETIMES |= {_LOADER + name for name in of_loader(_LOADER)}
 
 
 class _Transformers(ToolFormat):
@@ -74,16 +61,12 @@ class _Transformers(ToolFormat):
     usage = "HfArgumentParser(TrainingArguments).parse_json_file(FILE)"
     place = 80
     flat = True
-    knobs = by_knob(
+    knobs = of_loader(_LOADER) | by_knob(
         precision=_precision,
         compile_mode=_compile,
         batch_size=lambda value, given: Told({"per_device_train_batch_size": given.at_once}),
         gradient_accumulation=lambda value, given: Told({"gradient_accumulation_steps": given.parts}),
-        num_workers=_workers,
-        prefetch_factor=_loader(PREFETCH),
-        pin_memory=_loader(PINNED),
         non_blocking=lambda value, given: Told({"accelerator_config.non_blocking": value}),
-        persistent_workers=_loader(PERSISTENT),
         optimizer_impl=_implementation,
         ddp_bucket_cap_mb=lambda value, given: Told({BUCKETS.name: value}),
         broadcast_buffers=lambda value, given: Told({"ddp_broadcast_buffers": value}),
