@@ -13,7 +13,9 @@ from typing import Any
 
 from autotune.base.errors import UsageError
 from autotune.base.records import Value
-from autotune.profile.export.format import Given, Told, ToolFormat, by_knob, compiled
+from autotune.profile.export.format import Given, Told, ToolFormat, by_knob, compiling
+
+_DYNAMO = "dynamo_config.dynamo_"
 
 
 def _precision(value: Value, given: Given) -> Told:
@@ -21,11 +23,6 @@ def _precision(value: Value, given: Given) -> Told:
         return Told({"mixed_precision": value})
     high = 'torch.set_float32_matmul_precision("high") before training' if value == "tf32" else None
     return Told({"mixed_precision": "no"}, high)
-
-
-def _compile(value: Value, given: Given) -> Told:
-    on = {"dynamo_config.dynamo_backend": "INDUCTOR", "dynamo_config.dynamo_mode": value}
-    return compiled(value, given, on, {"dynamo_config.dynamo_backend": "NO"})
 
 
 def _batch(value: Value, given: Given) -> Told:
@@ -46,7 +43,7 @@ class _Accelerate(ToolFormat):
     start = "accelerate launch starts them"
     knobs = by_knob(
         precision=_precision,
-        compile_mode=_compile,
+        compile_mode=compiling(f"{_DYNAMO}mode", on={f"{_DYNAMO}backend": "INDUCTOR"}, off={f"{_DYNAMO}backend": "NO"}),
         batch_size=_batch,
         gradient_accumulation=_accumulation,
         intra_op_threads=lambda value, given: Told(lack=f"accelerate launch --num_cpu_threads_per_process {value}"),

@@ -16,7 +16,7 @@ from typing import Any
 
 from autotune.base.records import Value
 from autotune.knobs.memory_format import KNOB as LAYOUT
-from autotune.profile.export.format import Given, Told, ToolFormat, by_knob, compiled, of_loader, on_by_itself
+from autotune.profile.export.format import Given, Told, ToolFormat, by_itself, by_knob, compiling, of_loader
 
 _PRECISIONS = {"fp32": "fp32", "tf32": "fp32", "bf16": "amp_bf16", "fp16": "amp_fp16"}
 
@@ -26,10 +26,6 @@ def _precision(value: Value, given: Given) -> Told:
     if value == "fp32" and given.cuda:
         lack = "the Trainer allows TF32: give it device=DeviceGPU(allow_tf32=False), which cuDNN then has not either"
     return Told({"trainer.precision": _PRECISIONS[str(value)]}, lack)
-
-
-def _compile(value: Value, given: Given) -> Told:
-    return compiled(value, given, {"trainer.compile_config.mode": value}, {"trainer.compile_config": None})
 
 
 def _layout(value: Value, given: Given) -> Told:
@@ -48,11 +44,11 @@ class _Composer(ToolFormat):
     start = "composer -n {ranks}"
     knobs = of_loader("dataloader.") | by_knob(
         precision=_precision,
-        compile_mode=_compile,
+        compile_mode=compiling("trainer.compile_config.mode", on={}, off={"trainer.compile_config": None}),
         batch_size=lambda value, given: Told({"dataloader.batch_size": given.batch_size}),
         gradient_accumulation=lambda value, given: Told(),
         memory_format=_layout,
-        non_blocking=on_by_itself("the Trainer copies asynchronously, and has no option for it"),
+        non_blocking=by_itself("the Trainer copies asynchronously, and has no option for it"),
         deterministic=lambda value, given: Told({"trainer.deterministic_mode": value}),
     )
 

@@ -290,7 +290,7 @@ def by_knob(**expressions: Expression) -> dict[str, Expression]:
     return expressions
 
 
-def on_by_itself(lack: str) -> Expression:
+def by_itself(lack: str) -> Expression:
     """Return how a knob is expressed that the tool has on by itself; ``lack``: what to do where it is off."""
     return lambda value, given: Told() if value else Told(lack=lack)
 
@@ -459,6 +459,11 @@ def of_loader(prefix: str) -> dict[str, Expression]:
 
 
 # How a tool's own loop is told to compile, which goes wrong with some uses of CUDA graphs.
+
+
+def compiling(mode: str, *, on: Mapping[str, Any], off: Mapping[str, Any]) -> Expression:
+    """Return how a tool is told to compile by its options: one for the mode, and those for whether it compiles."""
+    return lambda value, given: compiled(value, given, {**on, mode: value}, off)
 
 
 def compiled(value: Value, given: Given, on: Mapping[str, Any] | str, off: Mapping[str, Any]) -> Told:

@@ -16,7 +16,7 @@ from typing import Any
 from autotune.base.records import Value
 from autotune.knobs.compile_mode import KNOB as COMPILE
 from autotune.knobs.precision import KNOB as PRECISION
-from autotune.profile.export.format import Given, Told, ToolFormat, by_hand, by_knob, compiled, of_loader, on_by_itself
+from autotune.profile.export.format import Given, Told, ToolFormat, by_hand, by_itself, by_knob, compiled, of_loader
 
 _PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
@@ -41,7 +41,7 @@ class _Lightning(ToolFormat):
         compile_mode=_compile,
         batch_size=lambda value, given: Told({"dataloader.batch_size": given.at_once}),
         gradient_accumulation=lambda value, given: Told({"trainer.accumulate_grad_batches": given.parts}),
-        non_blocking=on_by_itself("Lightning copies asynchronously: override transfer_batch_to_device"),
+        non_blocking=by_itself("Lightning copies asynchronously: override transfer_batch_to_device"),
         cudnn_benchmark=lambda value, given: Told({"trainer.benchmark": value}),
         deterministic=lambda value, given: Told({"trainer.deterministic": value}),
     )

@@ -16,7 +16,7 @@ from typing import Any
 from autotune.base.records import Value
 from autotune.knobs.memory_format import KNOB as LAYOUT
 from autotune.knobs.precision import KNOB as PRECISION
-from autotune.profile.export.format import SCALED_SGD, Given, Told, ToolFormat, by_hand, by_knob, compiled, on_by_itself
+from autotune.profile.export.format import SCALED_SGD, Given, Told, ToolFormat, by_hand, by_itself, by_knob, compiling
 
 _NAMED = "timm:"
 _AMP = {"bf16": "bfloat16", "fp16": "float16"}
@@ -28,10 +28,6 @@ def _precision(value: Value, given: Given) -> Told:
     if value == "fp32" and given.cuda:
         return Told({"amp": False}, "train.py allows TF32 in matrix products: take that line out of it")
     return Told({"amp": False})
-
-
-def _compile(value: Value, given: Given) -> Told:
-    return compiled(value, given, {"torchcompile": "inductor", "torchcompile_mode": value}, {"torchcompile": None})
 
 
 def _layout(value: Value, given: Given) -> Told:
@@ -53,15 +49,15 @@ class _Timm(ToolFormat):
     place = 60
     knobs = by_knob(
         precision=_precision,
-        compile_mode=_compile,
+        compile_mode=compiling("torchcompile_mode", on={"torchcompile": "inductor"}, off={"torchcompile": None}),
         batch_size=lambda value, given: Told({"batch_size": given.at_once}),
         gradient_accumulation=lambda value, given: Told({"grad_accum_steps": given.parts}),
         memory_format=_layout,
         num_workers=lambda value, given: Told({"workers": value}),
         pin_memory=lambda value, given: Told({"pin_mem": value}),
-        non_blocking=on_by_itself("train.py copies asynchronously, unless it is run with --no-prefetcher"),
-        persistent_workers=on_by_itself("train.py keeps its workers, which costs their memory between epochs"),
-        cudnn_benchmark=on_by_itself("train.py turns it on: take that line out of it"),
+        non_blocking=by_itself("train.py copies asynchronously, unless it is run with --no-prefetcher"),
+        persistent_workers=by_itself("train.py keeps its workers, which costs their memory between epochs"),
+        cudnn_benchmark=by_itself("train.py turns it on: take that line out of it"),
         optimizer_impl=_implementation,
     )
 

@@ -18,7 +18,7 @@ from autotune.base.records import Value
 from autotune.knobs.compile_mode import KNOB as COMPILE
 from autotune.knobs.ddp_bucket_cap_mb import KNOB as BUCKETS
 from autotune.knobs.pin_memory import KNOB as PINNED
-from autotune.profile.export.format import Given, Told, ToolFormat, by_knob, compiled, is_object_with, of_loader
+from autotune.profile.export.format import Given, Told, ToolFormat, by_knob, compiling, is_object_with, of_loader
 
 _LOADER = "dataloader_"
 
@@ -33,10 +33,6 @@ def _precision(value: Value, given: Given) -> Told:
     if given.cuda and compiles:
         return Told({**flags, "tf32": False}, "tf32=false turns TF32 off in convolutions too, where the trials had it")
     return Told(flags)
-
-
-def _compile(value: Value, given: Given) -> Told:
-    return compiled(value, given, {"torch_compile": True, "torch_compile_mode": value}, {"torch_compile": False})
 
 
 def _implementation(value: Value, given: Given) -> Told:
@@ -63,7 +59,7 @@ class _Transformers(ToolFormat):
     flat = True
     knobs = of_loader(_LOADER) | by_knob(
         precision=_precision,
-        compile_mode=_compile,
+        compile_mode=compiling("torch_compile_mode", on={"torch_compile": True}, off={"torch_compile": False}),
         batch_size=lambda value, given: Told({"per_device_train_batch_size": given.at_once}),
         gradient_accumulation=lambda value, given: Told({"gradient_accumulation_steps": given.parts}),
         non_blocking=lambda value, given: Told({"accelerator_config.non_blocking": value}),
