@@ -24,8 +24,7 @@ from autotune.space import Space, SpaceRequest, build_space
 from autotune.study.budget import Budget
 from autotune.study.launches import LaunchConditions, Launches, once
 from autotune.workload.catalog import find_objective
-from autotune.workload.scoring import Scorer
-from autotune.workload.scoring.__main__ import load, score
+from autotune.workload.scoring import Scorer, load, score
 from benchmarks.launching import plain_config
 from benchmarks.recording import RecordedLaunch
 from tests.support import FakeClock, Play, ScriptedLauncher, make_host, make_probe

@@ -21,57 +21,40 @@ COLD = "cold"
 DEFAULT_STUDIES = Path("studies")
 
 
+class _Below:
+    """A file or folder by its name below one of its owner's folders."""
+
+    def __init__(self, name: str, folder: str = "folder") -> None:
+        self._name = name
+        self._folder = folder
+
+    def __get__(self, owner: object, kind: type | None = None) -> Path:
+        folder: Path = getattr(owner, self._folder)
+        return folder / self._name
+
+
 @dataclass(frozen=True)
 class LaunchFiles:
     """The files of one launch (one child process)."""
 
     folder: Path
 
-    @property
-    def spec(self) -> Path:
-        return self.folder / "spec.json"
-
-    @property
-    def result(self) -> Path:
-        return self.folder / "result.json"
-
-    @property
-    def stdout(self) -> Path:
-        return self.folder / "stdout.log"
-
-    @property
-    def stderr(self) -> Path:
-        return self.folder / "stderr.log"
-
-    @property
-    def trail(self) -> Path:
-        """What the agent in a script has seen of its training; see `autotune_agent.watching`."""
-        return self.folder / "trail.jsonl"
-
-    @property
-    def deliveries(self) -> Path:
-        """What the loaders of a training have delivered; see `autotune_agent.deliveries`."""
-        return self.folder / "deliveries.jsonl"
-
-    @property
-    def commands(self) -> Path:
-        """The pipe that tells the agent what is to be in force; see `autotune_agent.turns`."""
-        return self.folder / "commands.pipe"
-
-    @property
-    def further(self) -> Path:
-        """The pipe on which a launch whose script is kept is told of the next one."""
-        return self.folder / "further.pipe"
-
-    @property
-    def output(self) -> Path:
-        """The folder that a script is told to write to. Removed when the launch has ended."""
-        return self.folder / "output"
-
-    @property
-    def scratch(self) -> Path:
-        """The folder in which a script is run, if not in the user's. Removed when the launch has ended."""
-        return self.folder / "scratch"
+    spec = _Below("spec.json")
+    result = _Below("result.json")
+    stdout = _Below("stdout.log")
+    stderr = _Below("stderr.log")
+    #: What the agent in a script has seen of its training; see `autotune_agent.watching`.
+    trail = _Below("trail.jsonl")
+    #: What the loaders of a training have delivered; see `autotune_agent.deliveries`.
+    deliveries = _Below("deliveries.jsonl")
+    #: The pipe that tells the agent what is to be in force; see `autotune_agent.turns`.
+    commands = _Below("commands.pipe")
+    #: The pipe on which a launch whose script is kept is told of the next one.
+    further = _Below("further.pipe")
+    #: The folder that a script is told to write to. Removed when the launch has ended.
+    output = _Below("output")
+    #: The folder in which a script is run, if not in the user's. Removed when the launch has ended.
+    scratch = _Below("scratch")
 
 
 @dataclass(frozen=True)
@@ -84,90 +67,41 @@ class StudyFiles:
     def name(self) -> str:
         return self.folder.name
 
-    @property
-    def request(self) -> Path:
-        """The search request, written once when the study is created."""
-        return self.folder / "study.yaml"
-
-    @property
-    def slurm(self) -> Path:
-        """What submitit writes of the study's job in Slurm's queue: its script and its log. Absent if there is none."""
-        return self.folder / "slurm"
-
-    @property
-    def reservation(self) -> Path:
-        """The job of the daemon for which the folder is kept. Absent once the study has a request."""
-        return self.folder / "reserved.json"
-
-    @property
-    def database(self) -> Path:
-        return self.folder / "study.db"
-
-    @property
-    def conditions(self) -> Path:
-        """The machine and the space that the study is tied to, as in the database."""
-        return self.folder / "conditions.json"
+    #: The search request, written once when the study is created.
+    request = _Below("study.yaml")
+    #: What submitit writes of the study's job in Slurm's queue: its script and its log. Absent if there is none.
+    slurm = _Below("slurm")
+    #: The job of the daemon for which the folder is kept. Absent once the study has a request.
+    reservation = _Below("reserved.json")
+    database = _Below("study.db")
+    #: The machine and the space that the study is tied to, as in the database.
+    conditions = _Below("conditions.json")
 
     @property
     def storage_url(self) -> str:
         """The URL under which Optuna opens the study."""
         return f"sqlite:///{self.database}"
 
-    @property
-    def spent(self) -> Path:
-        """Seconds of the budget used so far; rewritten every few seconds."""
-        return self.folder / "spent.json"
-
-    @property
-    def outcome(self) -> Path:
-        """The finished search as data: what ``--json`` prints. Absent until the search is done."""
-        return self.folder / "outcome.json"
-
-    @property
-    def profile(self) -> Path:
-        return self.folder / "profile.yaml"
-
-    @property
-    def usual(self) -> Path:
-        """The baseline's profile, of a study that hands over none: what a candidate's is made from."""
-        return self.folder / "baseline.yaml"
-
-    @property
-    def report(self) -> Path:
-        """The HTML report of the outcome in the same folder."""
-        return self.folder / "report.html"
-
-    @property
-    def failure(self) -> Path:
-        """The error that ended the last run without an outcome, if one did."""
-        return self.folder / "failure.json"
-
-    @property
-    def lock(self) -> Path:
-        return self.folder / ".lock"
-
-    @property
-    def caches(self) -> Path:
-        """Caches of the launches. Removed when the search is finished."""
-        return self.folder / "cache"
-
-    @property
-    def compile_cache(self) -> Path:
-        return self.caches / "inductor"
-
-    @property
-    def trials(self) -> Path:
-        return self.folder / "trials"
-
-    @property
-    def checks(self) -> Path:
-        """Saved weights and batches that train checks start from. Removed when no check needs them any more."""
-        return self.folder / "checks"
-
-    @property
-    def launches(self) -> Path:
-        """Launches that are not trials: probes, checks, verification."""
-        return self.folder / "launches"
+    #: Seconds of the budget used so far; rewritten every few seconds.
+    spent = _Below("spent.json")
+    #: The finished search as data: what ``--json`` prints. Absent until the search is done.
+    outcome = _Below("outcome.json")
+    profile = _Below("profile.yaml")
+    #: The baseline's profile, of a study that hands over none: what a candidate's is made from.
+    usual = _Below("baseline.yaml")
+    #: The HTML report of the outcome in the same folder.
+    report = _Below("report.html")
+    #: The error that ended the last run without an outcome, if one did.
+    failure = _Below("failure.json")
+    lock = _Below(".lock")
+    #: Caches of the launches. Removed when the search is finished.
+    caches = _Below("cache")
+    compile_cache = _Below("cache/inductor")
+    trials = _Below("trials")
+    #: Saved weights and batches that train checks start from. Removed when no check needs them any more.
+    checks = _Below("checks")
+    #: Launches that are not trials: probes, checks, verification.
+    launches = _Below("launches")
 
     def trial(self, number: int) -> LaunchFiles:
         """The folder of trial ``number``."""
@@ -192,30 +126,16 @@ class JobFiles:
 
     folder: Path
 
-    @property
-    def job(self) -> Path:
-        """A copy of the job's row in the queue, from which it can be restored."""
-        return self.folder / "job.json"
-
-    @property
-    def end(self) -> Path:
-        """How the job's process ended, as reported by itself."""
-        return self.folder / "end.json"
-
-    @property
-    def events(self) -> Path:
-        """The search's events, one JSON object per line; each run starts a new file."""
-        return self.folder / "events.jsonl"
-
-    @property
-    def replayed(self) -> Path:
-        """The result of a search on a recorded surface."""
-        return self.folder / "replayed.json"
-
-    @property
-    def log(self) -> Path:
-        """The output of the job's processes."""
-        return self.folder / "log.txt"
+    #: A copy of the job's row in the queue, from which it can be restored.
+    job = _Below("job.json")
+    #: How the job's process ended, as reported by itself.
+    end = _Below("end.json")
+    #: The search's events, one JSON object per line; each run starts a new file.
+    events = _Below("events.jsonl")
+    #: The result of a search on a recorded surface.
+    replayed = _Below("replayed.json")
+    #: The output of the job's processes.
+    log = _Below("log.txt")
 
 
 @dataclass(frozen=True)
@@ -224,22 +144,11 @@ class QueueFiles:
 
     folder: Path
 
-    @property
-    def database(self) -> Path:
-        return self.folder / "queue.db"
-
-    @property
-    def journal(self) -> Path:
-        """SQLite's journal of an open transaction."""
-        return self.folder / "queue.db-journal"
-
-    @property
-    def database_in_making(self) -> Path:
-        return self.folder / "queue.db.new"
-
-    @property
-    def jobs(self) -> Path:
-        return self.folder / "jobs"
+    database = _Below("queue.db")
+    #: SQLite's journal of an open transaction.
+    journal = _Below("queue.db-journal")
+    database_in_making = _Below("queue.db.new")
+    jobs = _Below("jobs")
 
     def job(self, number: int) -> JobFiles:
         """The folder of job ``number``."""
@@ -257,43 +166,27 @@ class DaemonFiles:
     def queue(self) -> QueueFiles:
         return QueueFiles(self.state)
 
-    @property
-    def lock(self) -> Path:
-        """Held by the daemon while it runs."""
-        return self.state / "daemon.lock"
-
-    @property
-    def log(self) -> Path:
-        return self.state / "daemon.log"
-
-    @property
-    def page_log(self) -> Path:
-        """The output of the web page's process, starting with its address."""
-        return self.state / "page.log"
-
-    @property
-    def profiles(self) -> Path:
-        return self.state / "profiles"
-
-    @property
-    def slurm(self) -> Path:
-        """Notes of the jobs that were put into Slurm's queue, one file each; they need no daemon."""
-        return self.state / "slurm"
+    #: Held by the daemon while it runs.
+    lock = _Below("daemon.lock", "state")
+    log = _Below("daemon.log", "state")
+    #: The output of the web page's process, starting with its address.
+    page_log = _Below("page.log", "state")
+    profiles = _Below("profiles", "state")
+    #: Notes of the jobs that were put into Slurm's queue, one file each; they need no daemon.
+    slurm = _Below("slurm", "state")
 
     def slurm_job(self, number: int) -> Path:
         """The note of job ``number`` of Slurm's."""
         return self.slurm / f"{number}.json"
+
+    #: The socket's path, for clients with another runtime folder (cron, su).
+    address = _Below("daemon.address", "state")
 
     @property
     def socket(self) -> Path:
         """Named after the state folder, because a user's daemons share the runtime folder."""
         name = hashlib.sha256(str(self.state).encode()).hexdigest()[:8]
         return self.runtime / f"{name}.sock"
-
-    @property
-    def address(self) -> Path:
-        """The socket's path, for clients with another runtime folder (cron, su)."""
-        return self.state / "daemon.address"
 
     @property
     def lasting_socket(self) -> Path:

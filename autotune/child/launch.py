@@ -15,9 +15,8 @@ from autotune.base.clock import Clock
 from autotune.base.errors import MachineError
 from autotune.base.records import Beat, Config, Phase, TrialSpec
 from autotune.machine import system
-from autotune.machine.gpu import NvmlUnavailable, gpus
+from autotune.machine.gpu import NvmlUnavailable, cuda_version, gpus
 from autotune.machine.host import read_host, trouble
-from autotune.machine.nvml import cuda_version
 from autotune.training.feed import Collate, SampleOrder
 from autotune.training.process_settings import process
 from autotune.training.step import Wrap, open_loader, workload_knobs

@@ -20,9 +20,8 @@ from autotune.base.records import SCHEMA_VERSION, Host
 from autotune.cli.options import Json
 from autotune.cli.output import plain_table, print_json, print_rich
 from autotune.machine import host
-from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus
+from autotune.machine.gpu import Gpu, NvmlUnavailable, cuda_version, gpus, has_nvidia_card
 from autotune.machine.host import read_host, torch_versions, trouble
-from autotune.machine.nvml import cuda_version, has_nvidia_card
 
 _GIB = 2**30
 #: 8 workers that each prefetch 2 batches of 256 float32 images of 224 px use 2.3 GiB of ``/dev/shm``.

@@ -32,8 +32,7 @@ from autotune.daemon.queue import Opened, Queue, open_queue
 from autotune.daemon.runner import ProcessRunner, boot_id, has_systemd, systemd_scope
 from autotune.daemon.scheduler import Scheduler
 from autotune.daemon.server import Handlers, Server
-from autotune.machine import nvml
-from autotune.machine.gpu import gpus
+from autotune.machine.gpu import gpus, keep_open
 
 log = logging.getLogger(__name__)
 
@@ -264,7 +263,7 @@ class _Daemon:
         _notify_systemd("READY=1")
         log.info("the daemon runs, process %d", os.getpid())
         # The daemon queries NVML all the time, and its end must not wait for a hanging driver: the process closes it.
-        nvml.keep_open()
+        keep_open()
         try:
             ticked = -TICK_S
             while not self._is_over():

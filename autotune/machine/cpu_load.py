@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -12,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-import psutil
-
 from autotune.base.clock import Clock
+from autotune.machine.system import children_of
 
 # CPU load of the cores this process may use, and the part of it that is due to other processes.
 #
@@ -74,7 +72,7 @@ class CpuWatch:
     """
 
     def __init__(self, pid: int, clock: Clock, *, proc: Path = _PROC, cores: frozenset[int] | None = None) -> None:
-        allowed = frozenset(os.sched_getaffinity(0)) if cores is None else cores
+        allowed = allowed_cores() if cores is None else cores
         self.cores = len(allowed)
         self._names = {f"cpu{core}" for core in allowed}
         self._pid = pid
@@ -92,9 +90,11 @@ class CpuWatch:
 
         ``None`` if the kernel does not report it.
         """
-        reading = self._take()
-        if reading is None:
+        machine = self._machine()
+        if machine is None:
             return None
+        self._own_s += self._own_since()
+        reading = _Reading(self._clock.now(), *machine, self._own_s)
         while len(self._readings) > 1 and reading.at_s - self._readings[1].at_s >= SHORTEST_SPAN_S:
             self._readings.popleft()
         self._readings.append(reading)
@@ -108,13 +108,6 @@ class CpuWatch:
             idle_cores=max(0.0, (reading.idle_s - before.idle_s) / span_s),
             span_s=span_s,
         )
-
-    def _take(self) -> _Reading | None:
-        machine = self._machine()
-        if machine is None:
-            return None
-        self._own_s += self._own_since()
-        return _Reading(self._clock.now(), *machine, self._own_s)
 
     def _machine(self) -> tuple[float, float] | None:
         """Return ``(busy, idle)`` CPU seconds of the cores since boot."""
@@ -158,21 +151,10 @@ class CpuWatch:
         return tree
 
     def _pids(self) -> Iterator[int]:
-        if not (self._proc / str(self._pid) / "task" / str(self._pid) / "children").exists():
-            yield self._pid
-            with contextlib.suppress(psutil.Error):
-                yield from (child.pid for child in psutil.Process(self._pid).children(recursive=True))
-            return
         todo = [self._pid]
         while todo:
-            pid = todo.pop()
-            yield pid
-            # Children are listed under the thread that forked them.
-            for path in (self._proc / str(pid) / "task").glob("*/children"):
-                try:
-                    todo += map(int, path.read_text().split())
-                except OSError:
-                    continue
+            yield (pid := todo.pop())
+            todo += children_of(pid, proc=self._proc)
 
     def _process(self, pid: int) -> tuple[tuple[int, int], _Spent] | None:
         try:
@@ -248,11 +230,8 @@ def _place(topology: Path, core: int) -> tuple[int, int]:
         return 0, core
 
 
-# Counts how often this process was stopped and continued: by cpulimit, by a debugger, by ``kill -STOP``.
-
-
 class Stops:
-    """Counts the SIGCONT that ends each stop; of a SIGSTOP itself a process learns nothing.
+    """Counts the SIGCONT that ends each stop (by cpulimit, a debugger); of a SIGSTOP itself a process learns nothing.
 
     Create it in the main thread: elsewhere no signal handler can be set, and `count` stays ``None``. Stops that follow
     each other within one call into C (a backward pass) count as one.

@@ -22,8 +22,6 @@ from autotune.base.errors import MachineError
 from autotune.base.records import DataRef, Fingerprint, Host, Probe
 from autotune.machine.gpu import Gpu
 
-# This machine: resources, compilers, what identifies it.
-
 # Resources the operating system allows this process: cores, memory, shared memory, open files.
 #
 # A container's limits are set by control groups, and the kernel enforces those of every ancestor, so each limit is the
@@ -50,7 +48,13 @@ def read_host(*, proc: Path = _PROC, cgroup: Path = _CGROUP, shm: Path = _SHM, a
     Raises:
         MachineError: ``proc`` has no readable ``meminfo``: the system is not Linux, or /proc is hidden.
     """
-    physical, available = _physical_memory(proc)
+    meminfo = _table(proc / "meminfo")
+    try:
+        physical, available = meminfo["MemTotal"] * 1024, meminfo["MemAvailable"] * 1024
+    except KeyError as error:
+        raise MachineError(
+            f"{proc / 'meminfo'} does not tell {error}", advice="autotune needs Linux with /proc mounted."
+        ) from None
     for limit, free in _memory_limits(proc, cgroup):
         physical = min(physical, limit)
         available = min(available, free)
@@ -70,10 +74,10 @@ def read_host(*, proc: Path = _PROC, cgroup: Path = _CGROUP, shm: Path = _SHM, a
 def shared_memory(*, shm: Path = _SHM) -> tuple[int, int]:
     """Return ``(bytes free to us, size)`` of /dev/shm; zeros if it does not exist."""
     try:
-        status = os.statvfs(shm)
+        usage = shutil.disk_usage(shm)
     except OSError:
         return 0, 0
-    return status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
+    return usage.free, usage.total
 
 
 def oom_kill_count(*, proc: Path = _PROC, cgroup: Path = _CGROUP) -> int | None:
@@ -119,16 +123,6 @@ def _process_memory(folder: Path, *, sharers: int) -> int | None:
         return None
     resident, shared = int(pages[1]), int(pages[2])
     return (resident - shared + shared // sharers) * resource.getpagesize()
-
-
-def _physical_memory(proc: Path) -> tuple[int, int]:
-    meminfo = _table(proc / "meminfo")
-    try:
-        return meminfo["MemTotal"] * 1024, meminfo["MemAvailable"] * 1024
-    except KeyError as error:
-        raise MachineError(
-            f"{proc / 'meminfo'} does not tell {error}", advice="autotune needs Linux with /proc mounted."
-        ) from None
 
 
 def _memory_limits(proc: Path, cgroup: Path) -> Iterator[tuple[int, int]]:

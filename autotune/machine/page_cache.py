@@ -149,7 +149,7 @@ def _see_to(path: str, size: int, buffer: memoryview, clock: Clock, ends: float)
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        if size >= _WORTH_ASKING_BYTES and _resident(descriptor, size):
+        if size >= _WORTH_ASKING_BYTES and _resident_pages(descriptor, size) == -(-size // mmap.PAGESIZE):
             return size
         with contextlib.suppress(OSError):
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
@@ -159,11 +159,6 @@ def _see_to(path: str, size: int, buffer: memoryview, clock: Clock, ends: float)
     finally:
         os.close(descriptor)
     raise _Cold
-
-
-def _resident(descriptor: int, size: int) -> bool:
-    """Return whether all of a file is in the page cache; False if the kernel does not tell."""
-    return _resident_pages(descriptor, size) == -(-size // mmap.PAGESIZE)
 
 
 def _resident_pages(descriptor: int, size: int) -> int | None:

@@ -18,6 +18,8 @@ from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any, NoReturn
 
+import psutil
+
 #: In the message of PyTorch's error if /dev/shm is full.
 SHM_TEXT = "unable to allocate shared memory(shm)"
 _PR_SET_PDEATHSIG = 1
@@ -53,23 +55,18 @@ def become_subreaper() -> None:
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def children_of(pid: int) -> list[int]:
+def children_of(pid: int, *, proc: Path = Path("/proc")) -> list[int]:
     """The direct children of a process, zombies included."""
+    threads = proc / str(pid) / "task"
     try:
         # Each thread lists those it has started; orphans are adopted by the main one.
-        lists = [Path(f"/proc/{pid}/task/{task}/children") for task in os.listdir(f"/proc/{pid}/task")]
+        lists = [threads / task / "children" for task in os.listdir(threads)]
         return [int(p) for path in lists for p in path.read_text().split()]
-    except (FileNotFoundError, ProcessLookupError):
-        # A kernel without CONFIG_PROC_CHILDREN, a thread that has just ended, or no such process.
-        return [child for child in map(int, filter(str.isdigit, os.listdir("/proc"))) if _parent_of(child) == pid]
-
-
-def _parent_of(pid: int) -> int | None:
-    try:
-        # The program name is in brackets and may contain anything.
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
-        return None
+        # A kernel without CONFIG_PROC_CHILDREN, a thread that has just ended, or no such process.
+        with contextlib.suppress(psutil.Error):
+            return [child.pid for child in psutil.Process(pid).children()]
+        return []
 
 
 def other_threads() -> list[str]:

@@ -6,52 +6,5 @@ YAML 1.1 (PyYAML) takes a bare ``off`` for false, ``12:30:45`` for a number and 
 any value is constructed, and unknown content is an error.
 """
 
-from autotune.profile.schema import (
-    Compared,
-    Conditions,
-    Gives,
-    Measured,
-    Profile,
-    ProfileWorkload,
-    Provenance,
-    Versions,
-    printable,
-)
-from autotune.profile.yaml import (
-    CODE,
-    MAX_BYTES,
-    altered,
-    check,
-    dump,
-    learning_rate_line,
-    parse,
-    plain_data,
-    read,
-    unlike,
-    warnings_for,
-    write,
-)
-
-__all__ = [
-    "CODE",
-    "MAX_BYTES",
-    "Compared",
-    "Conditions",
-    "Gives",
-    "Measured",
-    "Profile",
-    "ProfileWorkload",
-    "Provenance",
-    "Versions",
-    "altered",
-    "check",
-    "dump",
-    "learning_rate_line",
-    "parse",
-    "plain_data",
-    "printable",
-    "read",
-    "unlike",
-    "warnings_for",
-    "write",
-]
+from autotune.profile.schema import *  # noqa: F403
+from autotune.profile.yaml import *  # noqa: F403

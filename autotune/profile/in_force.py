@@ -1,4 +1,4 @@
-"""The profiles in force."""
+"""The profiles in force: which of them hold on this machine, the user's own, and those of a shared place."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus, visible, with_insta
 from autotune.machine.host import read_host, torch_versions
 from autotune.profile import MAX_BYTES, Profile, altered, dump, parse, printable, read
 from autotune.profile.yaml import CODE, PROFILE, brief
-from autotune.workload.catalog import constants, find_workload, is_named, source_hash
+from autotune.workload.catalog import constants, find_workload, source_hash
 
 # What of a profile holds on this machine, as far as it can be determined without torch and without a process.
 
@@ -53,13 +53,18 @@ def differences(profile: Profile, here: Fingerprint) -> list[Row]:
 
 def on_hardware(profile: Profile, here: Fingerprint) -> bool:
     """Return whether a profile was measured on hardware like this machine's."""
-    return not any(name in HARDWARE for name, _, _ in differences(profile, here))
+    return not _other_hardware(differences(profile, here))
 
 
 def stale_rows(profile: Profile, here: Fingerprint) -> list[Row]:
     """Return what has changed since a profile was measured on this hardware; empty on other hardware."""
     rows = differences(profile, here)
-    return [] if any(name in HARDWARE for name, _, _ in rows) else rows
+    return [] if _other_hardware(rows) else rows
+
+
+def _other_hardware(rows: list[Row]) -> int:
+    """Return how many rows are about the hardware."""
+    return sum(name in HARDWARE for name, _, _ in rows)
 
 
 def has_default_size(profile: Profile) -> bool:
@@ -128,8 +133,6 @@ def _workload_now(profile: Profile) -> str | None:
         return GONE
 
 
-# The user's profiles, one for each training on each machine, with their history and whether they are still valid.
-#
 # A *slot* is a folder for one training (the workload, its arguments and data, the objective, the image size) on one
 # kind of hardware. Its ``profile.yaml`` is the profile in force, ``history/`` holds every profile received, in order,
 # and ``slot.json`` records the decision on each. Only a profile proven faster replaces another.
@@ -175,7 +178,7 @@ class Slot:
         """Return what has changed since the profile was measured, as far as this machine can tell: for other hardware,
         only what was noted there, and the training's code."""
         rows = differences(self.profile, here)
-        if not any(name in HARDWARE for name, _, _ in rows):
+        if not _other_hardware(rows):
             return rows
         certain = [row for row in rows if row[0] in (PROFILE, CODE) and row[2] != GONE]
         names = [name for name, _, _ in certain]
@@ -219,7 +222,11 @@ class Store:
         with self._locked():
             state = _read_state(slot)
             text = dump(profile)
-            current, stored = self._current(slot), _known(slot, state, text)
+            stored = _known(slot, state, text)
+            current: Profile | None = None
+            # There may be none. An unreadable one stays in the history and does not block others.
+            with contextlib.suppress(AutotuneError):
+                current = read(slot / "profile.yaml")
             if current is not None and stored is not None:
                 # An earlier call stored the profile: either it was killed before it returned, or it came from the node
                 # that measured the profile, and the folder is shared.
@@ -243,9 +250,14 @@ class Store:
         slot = self.folder / slot_name(profile)
         return _known(slot, _read_state(slot), dump(profile)) is not None
 
-    def all(self) -> list[Slot]:
-        """Return every readable slot, sorted by name."""
-        return list(self._slots())
+    def all(self, names: str = "*") -> list[Slot]:
+        """Return every readable slot whose name has this pattern, sorted by name."""
+        slots = []
+        for path in sorted(self.folder.glob(f"{names}/profile.yaml")):
+            # A damaged profile must not hide the others.
+            with contextlib.suppress(AutotuneError):
+                slots.append(Slot(path.parent.name, read(path), _read_state(path.parent), path))
+        return slots
 
     def one(self, name: str) -> Slot:
         """Return a slot.
@@ -253,7 +265,7 @@ class Store:
         Raises:
             UnknownNameError: there is no such slot.
         """
-        slots = {slot.name: slot for slot in self._slots()}
+        slots = {slot.name: slot for slot in self.all()}
         if name not in slots:
             raise UnknownNameError("profile", name, slots, advice=None if slots else "`autotune search` makes one.")
         return slots[name]
@@ -279,7 +291,7 @@ class Store:
         """
         # Slots are named after their workload: read only those that can match, as a store may hold many.
         names = {_name_of(word) for word in (model, Path(model).stem, model.rpartition(":")[2])}
-        slots = [slot for name in sorted(names) for slot in self._slots(f"{name}-*")]
+        slots = [slot for name in sorted(names) for slot in self.all(f"{name}-*")]
         # Same form as the catalog's paths: without "..", symbolic links not resolved.
         absolute, stem = os.path.abspath(Path(model).expanduser()), Path(model).stem
         matches = [k for k in slots if model in (k.profile.workload.name, k.profile.workload.module)]
@@ -287,8 +299,7 @@ class Store:
         if not matches:
             workloads = sorted({slot.profile.workload.name for slot in self.all()})
             others = f" (there are those of {', '.join(workloads)})" if workloads else ""
-            script = next((k for k in slots if _is_of_script(k.profile) and k.profile.workload.name == stem), None)
-            if script is not None:
+            if any(k.profile.workload.is_script and k.profile.workload.name == stem for k in slots):
                 raise ProfileError(
                     f"no profile of a workload {model!r} is kept here, but that of a script: model={stem!r}"
                 )
@@ -314,23 +325,10 @@ class Store:
         def distance(pair: tuple[list[Row], Slot]) -> tuple[bool, int, bool, int]:
             rows, slot = pair
             then = slot.profile.conditions
-            return then.ranks != ranks, sum(row[0] in HARDWARE for row in rows), then.keeps_batch_size, len(rows)
+            return then.ranks != ranks, _other_hardware(rows), then.keeps_batch_size, len(rows)
 
         rows, slot = min(ranked, key=distance)
         return slot, rows
-
-    def _slots(self, names: str = "*") -> Iterator[Slot]:
-        for path in sorted(self.folder.glob(f"{names}/profile.yaml")):
-            # A damaged profile must not hide the others.
-            with contextlib.suppress(AutotuneError):
-                yield Slot(path.parent.name, read(path), _read_state(path.parent), path)
-
-    def _current(self, slot: Path) -> Profile | None:
-        try:
-            return read(slot / "profile.yaml") if (slot / "profile.yaml").exists() else None
-        except AutotuneError:
-            # An unreadable profile stays in the history and does not block others.
-            return None
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -367,11 +365,6 @@ def _verdict(
     if new.gives.ci95[0] > current.gives.ci95[1]:
         return True, "faster than the one before: their intervals lie apart"
     return False, "not shown to be faster than the one before: their intervals overlap, or it is slower"
-
-
-def _is_of_script(profile: Profile) -> bool:
-    workload = profile.workload
-    return workload.path is None and workload.module is None and not is_named(workload.name)
 
 
 def _width(profile: Profile) -> float:
@@ -417,14 +410,11 @@ def _read_state(slot: Path) -> SlotState:
 
 def _known(slot: Path, state: SlotState, text: str) -> Entry | None:
     """Return the last entry whose profile has this text."""
-    return next((e for e in reversed(state.entries) if _text_of(slot / "history" / e.file) == text), None)
-
-
-def _text_of(path: Path) -> str | None:
-    try:
-        return path.read_text()
-    except OSError:
-        return None
+    for entry in reversed(state.entries):
+        with contextlib.suppress(OSError):
+            if (slot / "history" / entry.file).read_text() == text:
+                return entry
+    return None
 
 
 # Profiles in a place that several machines can reach: a shared folder, or an object store that fsspec supports
@@ -513,10 +503,7 @@ def _checked(data: bytes, path: str) -> Profile:
     name = _NAME.fullmatch(path.rsplit("/", 1)[-1])
     if name is None or hashlib.sha256(data).hexdigest() != name[1]:
         raise UsageError("its content is not what was pushed")
-    return _unaltered(parse(data.decode(errors="replace"), path))
-
-
-def _unaltered(profile: Profile) -> Profile:
+    profile = parse(data.decode(errors="replace"), path)
     if profile.altered:
         raise ProfileError("it was changed by hand since it was written, so nobody measured what it says")
     return profile

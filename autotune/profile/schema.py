@@ -16,6 +16,7 @@ from autotune.base.errors import UnknownNameError
 from autotune.base.records import LARGEST, LARGEST_IMAGE, Fingerprint, Record, TrialStatus, Value
 from autotune.knobs import KNOBS, spell
 from autotune.space import canonical
+from autotune.workload.catalog import is_named
 
 #: The schema version that is written, and the newest that can be read.
 SCHEMA_VERSION = 1
@@ -180,6 +181,11 @@ class ProfileWorkload(_Section):
     def model(self) -> str:
         """The value of ``--model`` that finds the workload again."""
         return self.module or self.path or self.name
+
+    @property
+    def is_script(self) -> bool:
+        """Whether it is a script of the user's, which no ``--model`` names."""
+        return self.path is None and self.module is None and not is_named(self.name)
 
 
 class Measured(_Section):

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import io
 import json
+import math
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,8 +47,6 @@ from autotune.profile.schema import (
     printable,
     shown,
 )
-from autotune.workload.catalog import is_named
-from autotune.workload.learning_rate import follows
 
 # Writes a profile as text: YAML with comments for human readers.
 
@@ -261,10 +260,34 @@ def learning_rate_line(profile: Profile) -> str:
     return follows(batch, before, now=profile.gives.learning_rate, was=profile.baseline.learning_rate) + "."
 
 
+def follows(batch: int, before: int, *, now: float | None = None, was: float | None = None) -> str:
+    """Return how the learning rate usually changes with another batch, in numbers where they are known.
+
+    Linear in the batch: Goyal et al. 2017, arXiv:1706.02677 (SGD, after a warm-up of five epochs). In its square root:
+    Krizhevsky 2014, arXiv:1404.5997; for Adam: Malladi et al. 2022, arXiv:2205.10287.
+
+    Args:
+        batch, before: samples per optimizer step, now and in the baseline.
+        now, was: the learning rate of the first parameter group, as measured with each; ``None`` if unknown.
+
+    Returns:
+        A sentence without its full stop.
+    """
+    ratio = batch / before
+    if now is not None and was is not None and now != was:
+        return f"The workload scales its learning rate itself: {now:.3g} instead of {was:.3g}"
+    linear, root = f"{ratio:.3g}×", f"{math.sqrt(ratio):.3g}×"
+    subject = "The learning rate usually follows"
+    if was is not None:
+        linear, root = f"{was * ratio:.3g}", f"{was * math.sqrt(ratio):.3g}"
+        subject = f"The learning rate of {was:.3g} usually follows"
+    warm_up = ", after a warm-up of some epochs" if ratio > 1 else ""
+    return f"{subject}: {linear} in proportion (SGD) or {root} with the square root (Adam){warm_up}"
+
+
 def _how_to_train(workload: ProfileWorkload) -> str:
     """Return the command that trains with the profile."""
-    by_name = workload.path is None and workload.module is None
-    if by_name and not is_named(workload.name):
+    if workload.is_script:
         # How the script is run is up to the user.
         flags = "".join(f"--map {shlex.quote(f'{name}={words}')} " for name, words in workload.flags.items())
         return f"autotune run --profile profile.yaml {flags}-- python {workload.name}.py …, or as you run it"
@@ -534,21 +557,13 @@ _MEANS = (
         "the profile has been changed since it was written",
         "nobody measured what it says now, so export it again from its study",
     ),
-    (
-        {"workload"},
-        "the training differs",
-        "what was measured is not what would be trained, so search again",
-    ),
+    ({"workload"}, "the training differs", "what was measured is not what would be trained, so search again"),
     (
         {"device", "gpu", "mig", "power"},
         "the device differs",
         "the rate was never seen on it and the batch may not fit, so search again here",
     ),
-    (
-        {"data", "dataset"},
-        "the data differs",
-        "reading and decoding it may be slower or faster than promised",
-    ),
+    ({"data", "dataset"}, "the data differs", "reading and decoding it may be slower or faster than promised"),
     (
         {"torch", "torchvision", "cuda", "cudnn", "driver", "python"},
         "the software differs",

@@ -26,6 +26,7 @@ from autotune.base.records import (
     TrainVerdict,
     Trial,
 )
+from autotune.profile import follows
 from autotune.space import is_checked_by, key
 from autotune.space.formatting import (
     count,
@@ -43,7 +44,6 @@ from autotune.space.formatting import (
     trial_rate_text,
 )
 from autotune.study.history import BETWEEN
-from autotune.workload.learning_rate import follows
 
 #: Takes the number of ranks.
 RANKS = "{} ranks train together: rates are of all of them, batch sizes and memory each one's."

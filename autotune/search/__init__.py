@@ -35,7 +35,7 @@ from autotune.base.layout import StudyFiles
 from autotune.base.parsing import duration_text
 from autotune.base.records import Config, Finding, Outcome, StudySpec, Trial, WorkloadRef
 from autotune.launcher import STUDY_MARK, end_survivors
-from autotune.machine.nvml import kept_open
+from autotune.machine.gpu import kept_open
 from autotune.profile import Profile, read
 from autotune.profile import write as write_profile
 from autotune.report import best_so_far_line, headline_of

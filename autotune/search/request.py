@@ -16,8 +16,7 @@ from autotune.base.records import StudySpec, Value, WorkloadRef
 from autotune.knobs import KNOBS
 from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
 from autotune.machine.cpu_load import allowed_cores, cores_text, equal_shares, parse_cores
-from autotune.machine.gpu import CardWatch, Gpu, NvmlUnavailable, gpus, visible, with_instances
-from autotune.machine.nvml import has_nvidia_card
+from autotune.machine.gpu import CardWatch, Gpu, NvmlUnavailable, gpus, has_nvidia_card, visible, with_instances
 from autotune.profile import Profile, printable
 from autotune.samplers.sampler import SAMPLERS
 from autotune.search.study_folders import STUDY_NAME, absolute, require_utf8

@@ -40,8 +40,8 @@ from autotune.launcher.lanes import ThreadLanes
 from autotune.launcher.remote import RemoteLanes, WorkerFacts, Workers
 from autotune.launcher.script_entry import flags_of
 from autotune.machine import page_cache
+from autotune.machine.gpu import kept_open
 from autotune.machine.host import fingerprint, read_host
-from autotune.machine.nvml import kept_open
 from autotune.report import leave_page
 from autotune.search.request import (
     Device,

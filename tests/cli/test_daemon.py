@@ -27,6 +27,7 @@ from autotune.daemon.client import Client
 from tests.support import make_job_request
 
 from ..daemon.conftest import SURFACE  # noqa: TID252
+from ..process.alive import wait_until  # noqa: TID252
 from .conftest import PLAIN, WORKLOAD, typed_here
 
 #: More than any integer of SQLite.
@@ -114,10 +115,7 @@ def test_a_job_from_the_first_word_to_the_last(typed: Typing) -> None:
         row for row in rows if row["id"] == job["id"]
     ).items()
     assert "replay-resnet18-jpeg-1" in typed("jobs")
-    deadline = time.monotonic() + 20
-    while not (typed.folder / "told").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until((typed.folder / "told").exists)
     for what in ("cancel", "pause", "resume", "retry"):
         assert f"job {number} is done" in typed("jobs", what, number, code=2)
     assert f"job {number} is done" in typed("jobs", "attach", number)
@@ -392,10 +390,7 @@ def test_a_running_job_is_watched_and_left_alone(typed: Typing) -> None:
         *("--budget", "60s", "--trials", "2", "--allow-busy"),
     )["jobs"]
     client = typed.client
-    deadline = time.monotonic() + 30
-    while client.job(job["id"]).state is not JobState.RUNNING:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: client.job(job["id"]).state is JobState.RUNNING)
     watching = subprocess.run(
         [sys.executable, "-P", "-m", "autotune", "jobs", "attach", str(job["id"]), "--state-dir", str(typed.state)],
         capture_output=True,

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from autotune.cli.main import run
+from autotune.launcher.watch import is_alive
 from autotune.profile.export import FORMATS, own
 
+from ..process.alive import wait_until  # noqa: TID252
 from .conftest import Finished
 
 STUDY = "my_tiny_net-1"
@@ -159,7 +160,5 @@ def test_a_format_of_ones_own_that_hangs_is_ended_with_all_that_it_started(
     )
     code, out, err = export(STUDY, "--format", "hanging_format.py")
     assert code == 2 and out == "" and "gave no text within 2 s" in err
-    pid, deadline = int(Path("pid").read_text()), time.monotonic() + 30
-    while Path(f"/proc/{pid}/stat").exists() and Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z":
-        assert time.monotonic() < deadline, f"{pid} goes on"
-        time.sleep(0.05)
+    pid = int(Path("pid").read_text())
+    wait_until(lambda: not is_alive(pid))

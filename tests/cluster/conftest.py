@@ -18,7 +18,7 @@ import pytest
 
 from autotune.base.layout import STATE_DIR, StudyFiles
 
-from ..process.alive import wait_until  # noqa: TID252
+from ..process.alive import measuring, wait_until  # noqa: TID252
 from .slurm import SlurmCluster, missing, slurm_cluster
 
 #: Options of a search that takes seconds. Whatever it tries is several times as fast as the baseline.
@@ -111,14 +111,7 @@ class User:
 
     def until_measuring(self, study: str, *, after: int = 0, deadline_s: float = 90.0) -> None:
         """Wait until a launch of a study runs, and so many of its launches have a result."""
-        files = self.study(study)
-
-        def measuring() -> bool:
-            specs = list(files.folder.glob("*/*/spec.json"))
-            done = [path for path in specs if (path.parent / "result.json").exists()]
-            return len(specs) > len(done) >= after
-
-        wait_until(measuring, deadline_s)
+        wait_until(lambda: measuring(self.study(study), after), deadline_s)
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ from autotune.study.history import read_launches
 from autotune.study.request import read_request
 from autotune.study.tables import read_trials
 
-from ..process.alive import marked, wait_until  # noqa: TID252
+from ..process.alive import marked, measuring, wait_until  # noqa: TID252
 from .conftest import SHORT
 from .ray_cluster import BESIDES, NODES, RayCluster, missing, ray_cluster
 
@@ -73,13 +73,11 @@ class Project:
     def until_measuring(self, study: str, *, after: int) -> None:
         """Wait until a launch of a study runs, and so many of its launches have a result."""
 
-        def measuring() -> bool:
+        def holds() -> bool:
             assert self.running[study].poll() is None, self.log(study)
-            specs = list(self.files(study).folder.glob("*/*/spec.json"))
-            done = [path for path in specs if (path.parent / "result.json").exists()]
-            return len(specs) > len(done) >= after and bool(self.processes(study))
+            return measuring(self.files(study), after) and bool(self.processes(study))
 
-        wait_until(measuring, 120)
+        wait_until(holds, 120)
 
 
 @pytest.fixture

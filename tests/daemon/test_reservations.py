@@ -23,13 +23,7 @@ from autotune.search import Environment, search, study_folders
 from autotune.study.budget import Reservation, reservation_of, reserve
 from autotune.study.request import write_request
 from autotune.workload.catalog import find_workload
-from tests.support import (
-    FakeClock,
-    ScriptedDevices,
-    ScriptedRunner,
-    make_job_request,
-    make_study_spec,
-)
+from tests.support import FakeClock, ScriptedDevices, ScriptedRunner, make_job_request, make_study_spec
 
 
 class Office:

@@ -10,6 +10,7 @@ from typing import Any
 
 from autotune.base.records import Value
 from autotune.profile import Profile
+from tests.support import make_profile
 
 CPU: dict[str, Value] = {
     "precision": "bf16",
@@ -43,29 +44,14 @@ DEADLINE_S = 240.0
 
 def profile_with(config: dict[str, Value], *, model: str = "resnet50", **workload: Any) -> Profile:
     """Return a profile of a configuration, measured on CUDA if the configuration has a knob of its."""
-    rates = {"samples_per_second": 62.3, "ci95": [61.8, 62.9], "learning_rate": 0.1}
-    return Profile.model_validate(
-        {
-            "workload": {"name": model, "sha256": "9f" * 32, **workload},
-            "configuration": config,
-            "gives": {
-                **rates,
-                **{"speedup": 2.08, "speedup_ci95": [2.01, 2.14], "peak_memory_bytes": 2**30, "peak_memory_is": "host"},
-                **{"compile_seconds": 1.8, "startup_seconds": 3.2, "loader_wait_fraction": 0.1},
-                **{"epoch_turn_seconds": None, "launches": 3, "same_batch": config["batch_size"] == 32},
-            },
-            "baseline": {**rates, "configuration": {"precision": "fp32", "batch_size": 32, "num_workers": 0}},
-            "conditions": {
-                **{"device": "cuda:0" if "alloc_conf" in config else "cpu", "device_name": "Some device"},
-                **{"image_size": None, "data": "none", "epoch_samples": None, "worker_start_method": "fork", "seed": 0},
-            },
-            "fingerprint": {"values": {}, "device_uuid": None},
-            "versions": {"autotune": "0.1.0"},
-            "provenance": {
-                **{"study": "net-3", "trial": 17, "objective": "throughput", "trials": {"complete": 18}},
-                **{"measured_seconds": 143.2, "elapsed_seconds": 598.4, "created": "2026-05-02T10:11:12+00:00"},
-            },
-        }
+    conditions = {"device": "cuda:0" if "alloc_conf" in config else "cpu", "device_name": "Some device"}
+    return make_profile(
+        workload={"name": model, **workload},
+        configuration=config,
+        gives={"learning_rate": 0.1, "same_batch": config["batch_size"] == 32},
+        baseline={"learning_rate": 0.1},
+        conditions={**conditions, "image_size": None, "data": "none", "epoch_samples": None},
+        provenance={"study": "net-3"},
     )
 
 

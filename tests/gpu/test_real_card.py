@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import time
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
@@ -15,6 +14,8 @@ from autotune.base.records import CheckPlan, CommandRef, HoldPlan, LaunchKind, P
 from autotune.machine.gpu import gpus
 from autotune.search.subject import command_name, command_ref
 from autotune.training.step import Step, apply_optimizer
+
+from ..process.alive import wait_until  # noqa: TID252
 
 pytestmark = pytest.mark.gpu
 GIB, NEAR_BYTES = 2**30, 2**26
@@ -105,10 +106,7 @@ def test_the_memory_of_a_killed_launch_is_back_before_the_next(launch, card, tmp
     result, _ = launch(args={"hold_bytes": str(4 * GIB)}, name="killed", on_beat=kill)
     assert result.status is TrialStatus.KILLED, result.cause
     assert seen["held"] > 4 * GIB
-    deadline = time.monotonic() + BACK_S
-    while used_bytes() > idle_bytes + NEAR_BYTES and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert used_bytes() <= idle_bytes + NEAR_BYTES
+    wait_until(lambda: used_bytes() <= idle_bytes + NEAR_BYTES, BACK_S)
     after, _ = launch(name="after")
     assert after.status is TrialStatus.COMPLETE, after.cause
 

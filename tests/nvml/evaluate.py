@@ -12,12 +12,11 @@ from autotune.base.clock import SystemClock
 from autotune.base.records import Surroundings
 from autotune.child import windows
 from autotune.cli import doctor
-from autotune.machine import gpu, nvml
+from autotune.machine import gpu
 from autotune.search import request
 
 names = {
     "gpu": gpu,
-    "nvml": nvml,
     "devices": request,
     "doctor": doctor,
     "surroundings": windows,

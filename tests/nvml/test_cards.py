@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.machine.nvml import has_nvidia_driver
+from autotune.machine.gpu import has_nvidia_driver
 
 from .conftest import Driver, card, compiled, split
 

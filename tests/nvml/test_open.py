@@ -25,7 +25,7 @@ def kept(driver):
     driver.asked("""
 before = gpu.pynvml._nvmlLib_refcount
 users = lambda: gpu.pynvml._nvmlLib_refcount - before
-block = nvml.kept_open(); block.__enter__()
+block = gpu.kept_open(); block.__enter__()
 """)
     yield lambda: driver.asked("users()")
     driver.asked("block.__exit__(None, None, None)")
@@ -37,7 +37,7 @@ def test_nvml_stays_open_between_the_queries_of_a_search(driver, kept):
     for _ in range(2):
         driver.asked("gpu.gpus()")
         assert kept() == 1
-    driver.asked("with nvml.kept_open(): gpu.gpus()")
+    driver.asked("with gpu.kept_open(): gpu.gpus()")
     assert kept() == 1, "until the last one that wants it has ended"
 
 

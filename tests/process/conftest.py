@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from autotune import profile as profiles
-from autotune.base.records import MeasurePlan, TrialSpec
+from autotune.base.layout import LaunchFiles
+from autotune.base.records import MeasurePlan, TrialSpec, TrialStatus
 from autotune.workload.catalog import find_workload
-from tests.support import make_spec
-
-from ..unit.test_profile import EXAMPLE  # noqa: TID252
+from tests.support import make_profile, make_spec
 
 #: Just long enough to go through every phase.
 SHORT = MeasurePlan(target_halfwidth=10.0, min_windows=2, min_window_s=0.02, max_measure_s=2.0)
@@ -39,18 +38,46 @@ def fault(workloads, tmp_path):
 
 
 @pytest.fixture
+def launched(process_launcher, workloads, tmp_path):
+    """``launched(file, config, args, **spec)``: the result of a single-threaded launch of a workload, and its files."""
+
+    def run(
+        file,
+        config=None,
+        args=None,
+        *,
+        folder="launch",
+        batch_size=8,
+        status=TrialStatus.COMPLETE,
+        on_beat=lambda beat: None,
+        **changes,
+    ):
+        spec = make_spec(
+            tmp_path / folder,
+            workload=find_workload(str(workloads / file), {name: str(value) for name, value in (args or {}).items()}),
+            config={"batch_size": batch_size, "num_workers": 0, "intra_op_threads": 1, **(config or {})},
+            batch_size=batch_size,
+            **changes,
+        )
+        result = process_launcher.run(spec, on_beat=on_beat, stop=lambda: False)
+        assert status in (None, result.status), f"{result.cause}\n{result.evidence}"
+        return result, LaunchFiles(tmp_path / folder)
+
+    return run
+
+
+@pytest.fixture
 def whole_profile(workloads, tmp_path):
     """``whole_profile(config)``: the file of a profile of the workload ``whole``, for a single thread."""
 
     def write(config, name="whole", ranks=1):
         ref = find_workload(str(workloads / f"{name}.py"), {})
-        example = {
-            **EXAMPLE,
-            "workload": {"name": ref.name, "path": ref.path, "sha256": ref.sha256},
-            "configuration": {"batch_size": 8, "intra_op_threads": 1, **config},
-            "conditions": {**EXAMPLE["conditions"], **NO_DATA, "ranks": ranks},
-        }
-        profiles.write(profiles.Profile.model_validate(example), tmp_path / "profile.yaml")
+        profile = make_profile(
+            workload={"name": ref.name, "path": ref.path, "sha256": ref.sha256},
+            configuration={"batch_size": 8, "intra_op_threads": 1, **config},
+            conditions={**NO_DATA, "ranks": ranks},
+        )
+        profiles.write(profile, tmp_path / "profile.yaml")
         return tmp_path / "profile.yaml"
 
     return write

@@ -1,13 +1,8 @@
 """The two upper bounds of a configuration, on a training whose loader and step have prescribed durations."""
 
-from pathlib import Path
-
 import pytest
 
-from autotune.base.layout import LaunchFiles
-from autotune.base.records import LaunchKind, MeasurePlan, Phase, TrialStatus
-from autotune.workload.catalog import find_workload
-from tests.support import make_spec
+from autotune.base.records import LaunchKind, MeasurePlan, Phase
 
 from .alive import marked
 
@@ -18,21 +13,13 @@ WORKERS = {"num_workers": 2, "prefetch_factor": 3}
 
 
 @pytest.fixture
-def launch(process_launcher, workloads, tmp_path):
+def launch(launched):
     """``launch(kind, config, on_beat=…, arg=…)``: the result of a launch and what it printed."""
 
     def run(kind, config=None, *, on_beat=lambda beat: None, plan=PLAN, **args):
-        spec = make_spec(
-            tmp_path / "launch",
-            kind=kind,
-            workload=find_workload(str(workloads / "steady.py"), {**SLOW_LOADER, **args}),
-            config={"batch_size": 8, "num_workers": 0, "intra_op_threads": 1, **(config or {})},
-            batch_size=8,
-            plan=plan,
-        )
-        result = process_launcher.run(spec, on_beat=on_beat, stop=lambda: False)
-        assert result.status is TrialStatus.COMPLETE, result.cause
-        return result, LaunchFiles(Path(spec.folder)).stdout.read_text()
+        args = {**SLOW_LOADER, **args}
+        result, files = launched("steady.py", config, args, kind=kind, plan=plan, on_beat=on_beat)
+        return result, files.stdout.read_text()
 
     return run
 

@@ -3,28 +3,18 @@
 import pytest
 
 from autotune import stats
-from autotune.base.records import CheckPlan, DeliveryPlan, LaunchKind, TrialStatus
-from autotune.workload.catalog import find_workload
-from tests.support import make_spec
+from autotune.base.records import CheckPlan, DeliveryPlan, LaunchKind
 
 
 @pytest.fixture
-def delivered(process_launcher, workloads, tmp_path):
+def delivered(launched, tmp_path):
     """``delivered(kind, plan, **config)``: what a loader of the workload ``loading`` has delivered."""
 
     def run(kind, plan, **config):
         args = {"kind": kind, "path": str(tmp_path / "numbers.bin")}
-        spec = make_spec(
-            tmp_path / "launch",
-            kind=LaunchKind.TRAIN_CHECK,
-            workload=find_workload(str(workloads / "loading.py"), args),
-            config={"batch_size": 8, "num_workers": 0, "intra_op_threads": 1, **config},
-            batch_size=8,
-            check=CheckPlan(store=str(tmp_path), steps=1, deliveries=plan),
-        )
-        result = process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
-        assert result.status is TrialStatus.COMPLETE, result.cause
-        assert not (tmp_path / "launch" / "deliveries.jsonl").exists()
+        check = CheckPlan(store=str(tmp_path), steps=1, deliveries=plan)
+        result, files = launched("loading.py", config, args, kind=LaunchKind.TRAIN_CHECK, check=check)
+        assert not files.deliveries.exists()
         return result.check.deliveries
 
     return run

@@ -1,37 +1,23 @@
 """A full disk stops a search with one sentence; once there is room, the search resumes without loss."""
 
 import json
-import shutil
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from .alive import on_small_disk
+
 HERE = Path(__file__).parent
-MOUNT = 'mount -t tmpfs -o size=12m tmpfs "$0"'
-ELSEWHERE = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
 
 
 @pytest.fixture
 def on_a_small_disk(tmp_path):
     """Run a script in its own mount namespace, with a folder of 12 MiB as its first argument."""
-    (tmp_path / "small").mkdir()
-    if (
-        shutil.which("unshare") is None
-        or subprocess.run([*ELSEWHERE, MOUNT, tmp_path / "small"], capture_output=True, check=False).returncode
-    ):
-        pytest.skip("mounting a small disk in a namespace of its own is not permitted here")
-
-    def run(script, *arguments):
-        command = [*ELSEWHERE, f'{MOUNT} && exec "$@"', tmp_path / "small"]
-        command += [sys.executable, script, tmp_path / "small", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
-        assert done.returncode == 0, done.stderr
-        return [json.loads(line) for line in done.stdout.splitlines()]
-
-    return run
+    small = tmp_path / "small"
+    small.mkdir()
+    return lambda script, *arguments: on_small_disk(small, "12m", sys.executable, script, small, *arguments)
 
 
 @pytest.mark.slow

@@ -1,9 +1,6 @@
 """A leader that dies because /dev/shm is full is identified by the free space at that time, not by the signal alone."""
 
-import json
-import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from uuid import uuid4
@@ -16,23 +13,17 @@ from autotune.base.records import TrialStatus
 from autotune.launcher.result import verdict
 from autotune.launcher.watch import Watch
 
+from .alive import on_small_disk
+
 MIB = 2**20
 RUN_SPECS = Path(__file__).parent / "run_specs.py"
-MOUNT = "mount -t tmpfs -o size=4m tmpfs /dev/shm"
-ELSEWHERE = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
 
 
 @pytest.mark.slow
 def test_a_leader_that_touches_a_page_too_many(fault, tmp_path):
-    if (
-        shutil.which("unshare") is None
-        or subprocess.run([*ELSEWHERE, MOUNT], capture_output=True, check=False).returncode
-    ):
-        pytest.skip("mounting a small /dev/shm in a namespace of its own is not permitted here")
     (tmp_path / "spec.json").write_text(fault("signals.outgrow_shared_memory", 2).model_dump_json())
-    command = [*ELSEWHERE, f'{MOUNT} && exec "$@"', "sh", sys.executable, RUN_SPECS, f"test-{uuid4().hex}"]
-    done = subprocess.run([*command, tmp_path / "spec.json"], capture_output=True, text=True, timeout=120, check=True)
-    result = json.loads(done.stdout.splitlines()[-1])["result"]
+    words = (sys.executable, RUN_SPECS, f"test-{uuid4().hex}", tmp_path / "spec.json")
+    result = on_small_disk("/dev/shm", "4m", *words)[-1]["result"]
     assert (result["status"], result["phase"], result["exit_code"]) == ("shm_exhausted", "warmup", -signal.SIGBUS)
     assert "SIGBUS with 0.0 of 4 MiB free in /dev/shm" in result["cause"]
     assert "--shm-size" in result["advice"] and not result["transient"]

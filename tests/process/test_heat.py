@@ -8,17 +8,9 @@ import pytest
 from autotune.base.records import HeatPlan, LaunchKind, MeasurePlan, PhaseLimits, TrialStatus
 from autotune.launcher import ProcessLauncher
 from autotune.workload.catalog import find_workload
-from tests.support import make_spec, run_heat
+from tests.support import PLAIN, make_spec, run_heat
 
-BASE = {
-    "precision": "fp32",
-    "compile_mode": "off",
-    "batch_size": 8,
-    "memory_format": "contiguous",
-    "num_workers": 0,
-    "optimizer_impl": "for-loop",
-    "intra_op_threads": 1,
-}
+BASE = {**PLAIN, "batch_size": 8, "optimizer_impl": "for-loop", "intra_op_threads": 1}
 SIZES = (8, 12, 16, 20)
 
 

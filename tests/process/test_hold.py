@@ -1,38 +1,25 @@
 """Real launches that train until memory has settled, evaluate, and run the largest sample."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-from autotune.base.layout import LaunchFiles
 from autotune.base.records import DataRef, HoldPlan, LaunchKind, TrialStatus
 from autotune.search.proof.ceilings import held
-from autotune.workload.catalog import find_workload
-from tests.support import make_spec
 
 MIB = 2**20
 PLAN = HoldPlan(min_s=0.05, max_s=20.0, settled_steps=20)
 
 
 @pytest.fixture
-def launch(process_launcher, workloads, tmp_path):
+def launch(launched):
     """``launch(file, config, plan=…, memory_limit_bytes=…, **args)``: the result, and what the workload recorded."""
 
     def run(file="growing.py", config=None, *, plan=PLAN, memory_limit_bytes=None, epoch_samples=None, **args):
-        spec = make_spec(
-            tmp_path / "hold",
-            kind=LaunchKind.HOLD,
-            workload=find_workload(str(workloads / file), {k: str(v) for k, v in args.items()}),
-            config={"batch_size": 4, "num_workers": 0, "intra_op_threads": 1, **(config or {})},
-            batch_size=4,
-            data=DataRef(kind="none", epoch_samples=epoch_samples),
-            memory_limit_bytes=memory_limit_bytes,
-            hold=plan,
-        )
-        result = process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
-        lines = LaunchFiles(Path(spec.folder)).stdout.read_text().splitlines()
-        return result, [json.loads(line) for line in lines]
+        data = DataRef(kind="none", epoch_samples=epoch_samples)
+        spec = {"kind": LaunchKind.HOLD, "data": data, "memory_limit_bytes": memory_limit_bytes, "hold": plan}
+        result, files = launched(file, config, args, batch_size=4, status=None, **spec)
+        return result, [json.loads(line) for line in files.stdout.read_text().splitlines()]
 
     return run
 

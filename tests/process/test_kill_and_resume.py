@@ -17,7 +17,7 @@ from autotune.space import key
 from autotune.study.request import read_request
 from autotune.study.tables import read_trials
 
-from .alive import marked
+from .alive import marked, measuring
 
 DEADLINE_S = 120.0
 
@@ -40,11 +40,6 @@ def poll(condition, process=None, gap_s=0.01):
             return False
         time.sleep(gap_s)
     raise TimeoutError("the moment did not come")
-
-
-def measuring(files: StudyFiles) -> bool:
-    """Return whether a launch is running: it has a spec and no result."""
-    return any(not (f.parent / "result.json").exists() for f in files.folder.glob("*/*/spec.json"))
 
 
 def remembered(files: StudyFiles) -> dict[int, tuple[str, str, float | None]]:

@@ -1,12 +1,9 @@
 """Heats of the loader: numbers of workers in turns in one real child, with faults in any of them."""
 
-from pathlib import Path
-
 import pytest
 
-from autotune.base.records import HeatPlan, LaunchKind, MeasurePlan, TrialStatus
-from autotune.workload.catalog import find_workload
-from tests.support import make_spec, run_heat
+from autotune.base.records import HeatPlan, LaunchKind, TrialStatus
+from tests.support import run_heat
 
 BASE = {"precision": "fp32", "compile_mode": "off", "batch_size": 4, "num_workers": 0, "intra_op_threads": 1}
 
@@ -18,25 +15,15 @@ def workers(*counts):
 
 
 @pytest.fixture
-def heats(process_launcher, workloads, tmp_path):
+def heats(launched):
     """``heats(entrants, plan changes, **args)``: the heat, and the results of the launches that it took."""
 
     def run(entrants, plan=None, **args):
-        workload = find_workload(str(workloads / "waiting.py"), {name: str(value) for name, value in args.items()})
         results = []
 
         def launch(number, plan):
-            folder = Path(tmp_path / f"heat-{number}")
-            spec = make_spec(
-                folder,
-                kind=LaunchKind.HEAT,
-                workload=workload,
-                config=plan.entrants[0],
-                batch_size=4,
-                heat=plan,
-                plan=MeasurePlan(),
-            )
-            results.append(process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False))
+            spec = {"kind": LaunchKind.HEAT, "heat": plan, "folder": f"heat-{number}", "batch_size": 4}
+            results.append(launched("waiting.py", plan.entrants[0], args, status=None, **spec)[0])
             return results[-1]
 
         quick = {"side": "loader", "turn_s": 0.3, "min_rounds": 2, "max_rounds": 2, "settled": 1e-9}

@@ -1,34 +1,22 @@
 """Short real launches of a training of known speed."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-from autotune.base.layout import LaunchFiles
 from autotune.base.records import DataRef, MeasurePlan, TrialStatus
-from autotune.workload.catalog import find_workload
-from tests.support import make_spec
 
 PLAN = MeasurePlan(target_halfwidth=10.0, min_windows=4, min_window_s=0.1, max_measure_s=4.0)
 
 
 @pytest.fixture
-def measure(process_launcher, workloads, tmp_path):
+def measure(launched):
     """``measure(config, plan=…, arg=…)``: the measurement of a launch, and what the workload recorded."""
 
     def run(config=None, *, plan=PLAN, data=None, status=TrialStatus.COMPLETE, **args):
-        spec = make_spec(
-            tmp_path / "launch",
-            workload=find_workload(str(workloads / "steady.py"), {k: str(v) for k, v in args.items()}),
-            config={"batch_size": 8, "num_workers": 0, "intra_op_threads": 1, **(config or {})},
-            batch_size=8,
-            plan=plan,
-            data=data or DataRef(kind="none"),
-        )
-        result = process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
-        assert result.status is status, result.cause
-        return result.measurement, json.loads(LaunchFiles(Path(spec.folder)).stdout.read_text())
+        data = data or DataRef(kind="none")
+        result, files = launched("steady.py", config, args, plan=plan, data=data, status=status)
+        return result.measurement, json.loads(files.stdout.read_text())
 
     return run
 

@@ -1,45 +1,28 @@
 """The order in which launches read their samples."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 
-from autotune.base.layout import LaunchFiles
-from autotune.base.records import CheckPlan, DataRef, HoldPlan, LaunchKind, MeasurePlan, TrialStatus
+from autotune.base.records import CheckPlan, DataRef, HoldPlan, LaunchKind, MeasurePlan
 from autotune.training import step as training
 from autotune.workload.catalog import find_workload
 from autotune.workload.contract import Context, load
-from tests.support import make_spec
 
 PLAN = MeasurePlan(target_halfwidth=10.0, min_windows=2, min_window_s=0.01, max_measure_s=1.0)
 
 
 @pytest.fixture
-def numbers(workloads):
-    return find_workload(str(workloads / "numbered.py"), {})
-
-
-@pytest.fixture
-def first_batch(process_launcher, numbers, tmp_path):
+def first_batch(launched):
     """``first_batch(name, **spec)``: the numbers of the samples in the first batch of a launch of this name."""
     count = 0
 
     def run(name, **changes):
         nonlocal count
         count += 1
-        spec = make_spec(
-            tmp_path / f"{count}" / name,
-            launch=name,
-            workload=numbers,
-            config={"batch_size": 8, "num_workers": 0, "intra_op_threads": 1},
-            batch_size=8,
-            **{"plan": PLAN, **changes},
-        )
-        result = process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
-        assert result.status is TrialStatus.COMPLETE, result.cause
-        return LaunchFiles(Path(spec.folder)).stdout.read_text().splitlines()[0]
+        spec = {"plan": PLAN, "folder": f"{count}/{name}", "launch": name, **changes}
+        return launched("numbered.py", **spec)[1].stdout.read_text().splitlines()[0]
 
     return run
 
@@ -60,10 +43,8 @@ def test_a_launch_reads_on_where_the_one_before_has_ended(first_batch):
     assert first_batch("00000") == found[0], "a launch can be repeated"
 
 
-def test_a_launch_tells_how_many_samples_it_has_read(process_launcher, numbers, tmp_path):
-    config = {"batch_size": 8, "num_workers": 2, "prefetch_factor": 2, "intra_op_threads": 1}
-    spec = make_spec(tmp_path, workload=numbers, config=config, batch_size=8, plan=PLAN)
-    result = process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
+def test_a_launch_tells_how_many_samples_it_has_read(launched):
+    result, _ = launched("numbered.py", {"num_workers": 2, "prefetch_factor": 2}, plan=PLAN)
     steps = result.measurement.warmup_steps + len(result.measurement.step_s)
     # With those that the queue was emptied of, those in it at the end, and those in that of an epoch that was begun to
     # see how long that takes.
@@ -78,7 +59,8 @@ def test_checks_of_the_training_read_the_same_batches(first_batch, tmp_path):
     assert check("check-1") == check("check-2")
 
 
-def test_a_training_of_the_users_own_reads_by_its_seed_alone(numbers):
+def test_a_training_of_the_users_own_reads_by_its_seed_alone(workloads):
+    numbers = find_workload(str(workloads / "numbered.py"), {})
     ctx = Context(device="cpu", batch_size=8, image_size=None, seed=5, data=DataRef(kind="none"))
     loader = training.open_loader(load(numbers), ctx, {"batch_size": 8, "num_workers": 0}, worker_start_method="fork")
     plain = torch.utils.data.DataLoader(

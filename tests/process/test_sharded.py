@@ -2,32 +2,16 @@
 
 import pytest
 
-from autotune.base.layout import LaunchFiles
-from autotune.base.records import CheckPlan, HoldPlan, LaunchKind, MeasurePlan, TrialStatus
-from autotune.workload.catalog import find_workload
-from tests.support import make_spec
+from autotune.base.records import CheckPlan, HoldPlan, LaunchKind, MeasurePlan
 
 PLAN = MeasurePlan(target_halfwidth=10.0, min_windows=4, min_window_s=0.05, max_measure_s=4.0)
 
 
 @pytest.fixture
-def launch(process_launcher, workloads, tmp_path):
-    def run(kind, config=None, **changes):
-        spec = make_spec(
-            tmp_path / kind,
-            kind=kind,
-            workload=find_workload(str(workloads / "sharded.py"), {}),
-            config={"batch_size": 8, "num_workers": 0, "intra_op_threads": 1, **(config or {})},
-            batch_size=8,
-            ranks=2,
-            plan=PLAN,
-            **changes,
-        )
-        result = process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
-        assert result.status is TrialStatus.COMPLETE, f"{result.cause}\n{result.evidence}"
-        return result, LaunchFiles(tmp_path / kind)
-
-    return run
+def launch(launched):
+    return lambda kind, config=None, **changes: launched(
+        "sharded.py", config, folder=kind, kind=kind, ranks=2, plan=PLAN, **changes
+    )
 
 
 @pytest.mark.parametrize("reshard", [True, False])

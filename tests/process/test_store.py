@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader, Dataset
 
-from autotune.base.records import DataRef, LaunchKind, MeasurePlan, SlowStore, TrialStatus
+from autotune.base.records import DataRef, LaunchKind, MeasurePlan, SlowStore
 from autotune.training.feed import behind_store, is_cached, slow_down
-from autotune.workload.catalog import find_workload
-from tests.support import make_spec
 
 LATENCY_S = 0.02
 
@@ -91,25 +89,14 @@ class TestAlone:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("workers", [0, 2])
-    def test_a_launch_knows_that_it_waits_for_its_store(
-        self, process_launcher: Any, workloads: Path, tmp_path: Path, folder: Path, workers: int
-    ) -> None:
+    def test_a_launch_knows_that_it_waits_for_its_store(self, launched: Any, folder: Path, workers: int) -> None:
         """What workers do then is neither to run nor to wait for a core, and no estimate needs to know the store."""
-        config = {"num_workers": workers, "prefetch_factor": 1} if workers else {"num_workers": 0}
+        config = {"num_workers": workers, "prefetch_factor": 1} if workers else {}
+        plan = MeasurePlan(target_halfwidth=0.2, max_measure_s=2.0)
         found = {}
         for name, ref in (("slow", data(folder, latency_s=LATENCY_S)), ("local", data(folder))):
-            spec = make_spec(
-                tmp_path / name,
-                kind=LaunchKind.LOADER_ONLY,
-                workload=find_workload(str(workloads / "files.py"), {}),
-                data=ref,
-                config={"batch_size": 4, **config},
-                batch_size=4,
-                plan=MeasurePlan(target_halfwidth=0.2, max_measure_s=2.0),
-            )
-            result = process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
-            assert result.status is TrialStatus.COMPLETE, result.cause
-            found[name] = result.measurement
+            spec = {"kind": LaunchKind.LOADER_ONLY, "data": ref, "plan": plan, "batch_size": 4}
+            found[name] = launched("files.py", config, folder=name, **spec)[0].measurement
         assert found["slow"].samples_per_s < max(1, workers) / LATENCY_S < found["local"].samples_per_s
         assert found["slow"].loader_idle_fraction > 0.8 and found["local"].loader_idle_fraction < 0.5
 

@@ -3,32 +3,21 @@
 import pytest
 
 from autotune.base.records import CheckPlan, DataRef, HeatPlan, HoldPlan, LaunchKind, MeasurePlan, TrialStatus
-from autotune.workload.catalog import find_workload
-from tests.support import make_spec
 
 PLAN = MeasurePlan(target_halfwidth=10.0, min_windows=3, min_window_s=0.02, max_measure_s=2.0)
 WORKERS = {"num_workers": 2, "prefetch_factor": 2, "persistent_workers": False}
 
 
 @pytest.fixture
-def launch(process_launcher, workloads, tmp_path):
+def launch(launched):
     """``launch(kind, config, **args)``: the result of a launch of the workload ``streams``."""
     count = 0
 
     def run(kind, config=None, *, of=LaunchKind.MEASURE, spec=None, **args):
         nonlocal count
         count += 1
-        made = make_spec(
-            tmp_path / str(count),
-            kind=of,
-            workload=find_workload(
-                str(workloads / "streams.py"), {"kind": kind, **{k: str(v) for k, v in args.items()}}
-            ),
-            config={"batch_size": 8, "num_workers": 0, "intra_op_threads": 1, **(config or {})},
-            batch_size=8,
-            **{"plan": PLAN, "data": DataRef(kind="none"), **(spec or {})},
-        )
-        return process_launcher.run(made, on_beat=lambda beat: None, stop=lambda: False)
+        spec = {"plan": PLAN, "kind": of, "folder": str(count), **(spec or {})}
+        return launched("streams.py", config, {"kind": kind, **args}, status=None, **spec)[0]
 
     return run
 

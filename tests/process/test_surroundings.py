@@ -16,7 +16,6 @@ from autotune.child.windows import card_of, reason_to_discard, what_went_on
 from autotune.launcher.quiet import cards_of
 from autotune.machine.cpu_load import CpuWatch
 from autotune.machine.gpu import SLOWDOWNS
-from autotune.workload.catalog import find_workload
 from tests.support import make_spec
 
 pytestmark = pytest.mark.slow
@@ -57,18 +56,8 @@ def hog():
 
 
 @pytest.fixture
-def launch(process_launcher, workloads, tmp_path):
-    def run(plan, on_beat=lambda beat: None):
-        spec = make_spec(
-            tmp_path / "launch",
-            workload=find_workload(str(workloads / "steady.py"), {"step_s": "0.01"}),
-            config={"batch_size": 8, "num_workers": 0, "intra_op_threads": 1},
-            batch_size=8,
-            plan=plan,
-        )
-        return process_launcher.run(spec, on_beat=on_beat, stop=lambda: False)
-
-    return run
+def launch(launched):
+    return lambda plan, **more: launched("steady.py", None, {"step_s": 0.01}, plan=plan, status=None, **more)[0]
 
 
 @pytest.mark.parametrize(
@@ -188,7 +177,7 @@ class TestAlone:
                 if clock.now() > ends:
                     hog()
 
-        result = launch(PLAN.model_copy(update={"max_measure_s": 4.0}), on_beat)
+        result = launch(PLAN.model_copy(update={"max_measure_s": 4.0}), on_beat=on_beat)
         assert result.status is TrialStatus.COMPLETE, result.cause
         found = result.measurement
         assert len(found.discarded) >= 3
@@ -221,7 +210,7 @@ class TestAlone:
         thread = threading.Thread(target=stop)
         thread.start()
         try:
-            result = launch(PLAN, lambda beat: measuring.set() if beat.phase is Phase.MEASURE else None)
+            result = launch(PLAN, on_beat=lambda beat: measuring.set() if beat.phase is Phase.MEASURE else None)
         finally:
             measuring.set()
             ended.set()

@@ -9,31 +9,22 @@ import torch
 from autotune.base.errors import MachineError
 from autotune.base.records import CheckPlan, LaunchKind, TrialStatus
 from autotune.search.proof.train_check import judge
-from autotune.workload.catalog import find_workload
-from tests.support import make_spec
 
 BF16 = {"precision": "bf16"}
 CHANNELS_LAST = {"memory_format": "channels_last"}
 
 
 @pytest.fixture
-def launch(process_launcher, workloads, tmp_path):
+def launch(launched, tmp_path):
     """``launch(file, config, reference=…, seed=…, **args)``: the result of one launch of the check."""
     count = 0
 
     def run(file, config=None, *, reference=False, seed=0, steps=24, image_size=None, **args):
         nonlocal count
         count += 1
-        spec = make_spec(
-            tmp_path / f"check-{count}",
-            kind=LaunchKind.TRAIN_CHECK,
-            workload=find_workload(str(workloads / file), {k: str(v) for k, v in args.items()}),
-            config={"batch_size": 16, "num_workers": 0, "intra_op_threads": 1, **(config or {})},
-            batch_size=16,
-            image_size=image_size,
-            check=CheckPlan(store=str(tmp_path / "store"), steps=steps, reference=reference, seed=seed),
-        )
-        return process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
+        plan = CheckPlan(store=str(tmp_path / "store"), steps=steps, reference=reference, seed=seed)
+        spec = {"kind": LaunchKind.TRAIN_CHECK, "check": plan, "image_size": image_size, "batch_size": 16}
+        return launched(file, config, args, folder=f"check-{count}", status=None, **spec)[0]
 
     return run
 

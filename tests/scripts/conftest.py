@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,7 @@ import pytest
 from autotune import profile as profiles
 from autotune.base.records import CheckPlan, CommandRef, LaunchKind, MeasurePlan, PhaseLimits, TrialResult, Value
 from autotune.launcher import ProcessLauncher
-from autotune.profile import Profile
-from tests.support import make_spec
+from tests.support import make_profile, make_spec
 
 from ..cli.conftest import typed_here  # noqa: TID252
 
@@ -41,45 +41,15 @@ def code(text: str) -> tuple[str, ...]:
 
 def written(folder: Path, **configuration: Value) -> Path:
     """Write a profile; return its path."""
-    figures = {"samples_per_second": 60.0, "ci95": [59.0, 61.0], "speedup": 2.0, "speedup_ci95": [1.9, 2.1]}
-    profile = Profile.model_validate(
-        {
-            "workload": {"name": "train", "sha256": "9f" * 32},
-            "configuration": {**PLAIN, **configuration},
-            "gives": {
-                **figures,
-                "peak_memory_bytes": 1000,
-                "peak_memory_is": "host",
-                "compile_seconds": 1.0,
-                "startup_seconds": 1.0,
-                "epoch_turn_seconds": None,
-                "loader_wait_fraction": 0.0,
-                "launches": 3,
-                "same_batch": True,
-            },
-            "baseline": {"configuration": PLAIN, "samples_per_second": 30, "ci95": [29.5, 30.6]},
-            "conditions": {
-                "device": "cpu",
-                "device_name": "Some CPU",
-                "image_size": None,
-                "data": "none",
-                "epoch_samples": None,
-                "worker_start_method": "fork",
-                "seed": 0,
-            },
-            "fingerprint": {"values": {"cores": 2}, "device_uuid": None},
-            "versions": {"autotune": "0.1.0", "torch": "2.15.0"},
-            "provenance": {
-                "study": "train-1",
-                "trial": 1,
-                "objective": "throughput",
-                "score": 60.0,
-                "trials": {"complete": 2},
-                "measured_seconds": 10.0,
-                "elapsed_seconds": 20.0,
-                "created": "2026-05-02T10:11:12+00:00",
-            },
-        }
+    profile = make_profile(
+        workload={"name": "train"},
+        configuration={**PLAIN, **configuration},
+        gives={"same_batch": True},
+        baseline={"configuration": PLAIN},
+        best_same_batch=None,
+        conditions={"image_size": None, "data": "none", "epoch_samples": None},
+        fingerprint={"values": {"cores": 2}},
+        provenance={"study": "train-1"},
     )
     path = folder / "profile.yaml"
     profiles.write(profile, path)
@@ -144,7 +114,26 @@ def run(tmp_path: Path) -> Runner:
 
 
 @pytest.fixture
-def launched(process_launcher: ProcessLauncher, tmp_path: Path):
+def command_launch(process_launcher: ProcessLauncher, tmp_path: Path):
+    """``command_launch(words, config, said=…, **spec)``: how a launch of a command ended, of which more may be said."""
+
+    def run(
+        words: Sequence[str],
+        config: Mapping[str, Value] = PLAIN,
+        *,
+        folder: str = "launch",
+        said: dict[str, Any] | None = None,
+        **spec: Any,
+    ) -> TrialResult:
+        command = CommandRef(**{"words": tuple(words), "folder": str(tmp_path), **(said or {})})
+        made = make_spec(tmp_path / folder, command=command, config=dict(config), **spec)
+        return process_launcher.run(made, on_beat=lambda beat: None, stop=lambda: False)
+
+    return run
+
+
+@pytest.fixture
+def launched(command_launch: Any):
     """``launched(words, …)``: how a launch of a command ended."""
 
     def run(
@@ -154,15 +143,8 @@ def launched(process_launcher: ProcessLauncher, tmp_path: Path):
         limits: PhaseLimits | None = None,
         **config: Value,
     ) -> TrialResult:
-        spec = make_spec(
-            tmp_path / "launch",
-            command=CommandRef(words=words, folder=str(tmp_path)),
-            config={**PLAIN, **config},
-            plan=plan,
-            kind=LaunchKind.MEASURE if check is None else LaunchKind.TRAIN_CHECK,
-            check=check,
-            limits=limits or PhaseLimits(),
-        )
-        return process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
+        kind = LaunchKind.MEASURE if check is None else LaunchKind.TRAIN_CHECK
+        spec = {"plan": plan, "kind": kind, "check": check, "limits": limits or PhaseLimits()}
+        return command_launch(words, {**PLAIN, **config}, **spec)
 
     return run

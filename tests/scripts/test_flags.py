@@ -12,9 +12,8 @@ import pytest
 from autotune import profile as profiles
 from autotune.base.errors import AutotuneError, UsageError
 from autotune.base.records import CommandRef, HeatPlan, LaunchKind, MeasurePlan, StudySpec, TrialStatus, Value
-from autotune.launcher import ProcessLauncher, script_entry
+from autotune.launcher import script_entry
 from autotune.study.request import command_of
-from tests.support import make_spec
 
 from .conftest import PLAIN, SCRIPTS, Runner, written
 
@@ -139,19 +138,14 @@ def test_the_space_has_what_the_map_says(run: Runner, tmp_path_factory: pytest.T
 
 
 @pytest.fixture
-def launched(process_launcher: ProcessLauncher, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory):
+def launched(command_launch: Any, tmp_path_factory: pytest.TempPathFactory):
     """``launched(config, own, …)``: how a launch of the script ended, and the words it was given."""
     log = tmp_path_factory.mktemp("outside") / "log"
 
     def run(config: dict[str, Value], own: dict[str, Value], **fields: Any):
         words = (*SCRIPT, "--log", str(log), "--steps", "1000000")
-        spec = make_spec(
-            tmp_path / "launch",
-            command=ref(*words, own=own).model_copy(update={"folder": str(tmp_path)}),
-            config={**PLAIN, **config},
-            **{"kind": LaunchKind.MEASURE, **fields},
-        )
-        result = process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
+        said = ref(*words, own=own).model_dump(exclude={"words", "folder"})
+        result = command_launch(words, {**PLAIN, **config}, said=said, **{"kind": LaunchKind.MEASURE, **fields})
         assert result.status is TrialStatus.COMPLETE, result.cause
         return result, json.loads(log.read_text())["words"][4:]
 

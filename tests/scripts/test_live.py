@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -16,6 +15,7 @@ import pytest
 
 from autotune.profile import read
 
+from ..process.alive import wait_until  # noqa: TID252
 from .conftest import SCRIPTS, Ran, Runner
 
 pytestmark = pytest.mark.slow
@@ -35,10 +35,7 @@ def _folder(run: Runner) -> Path:
 
 def _report(run: Runner) -> str:
     """The report, which may be written after the script has ended."""
-    deadline = time.monotonic() + 30
-    while not (_folder(run) / "report.md").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until((_folder(run) / "report.md").exists)
     return (_folder(run) / "report.md").read_text()
 
 
@@ -155,12 +152,10 @@ def test_workers_that_fail_do_not_end_the_training(run: Runner, starving: Ran, h
 def test_a_training_goes_on_without_its_supervisor(tmp_path: Path, number: signal.Signals) -> None:
     words = [*LIVE, "--", *LIVING, "--until", "ended"]
     with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
-        deadline = time.monotonic() + 60
         log = tmp_path / "studies" / "living-live-1" / "stdout.log"
         # Its first turn is over.
-        while not (log.exists() and log.stat().st_size):
-            assert time.monotonic() < deadline and child.poll() is None
-            time.sleep(0.05)
+        wait_until(lambda: child.poll() is not None or (log.exists() and log.stat().st_size), 60)
+        assert child.poll() is None
         (supervisor,) = _supervisors(tmp_path)
         os.kill(supervisor.pid, number)
         (tmp_path / "ended").touch()

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from autotune.base.records import CommandRef, HeatPlan, LaunchKind, TrialStatus
-from autotune.launcher import ProcessLauncher
-from tests.support import make_spec
+from autotune.base.records import HeatPlan, LaunchKind, TrialStatus
 
 from .conftest import PLAIN, Runner, code
 
@@ -73,21 +71,12 @@ def test_steps_are_seen_by_the_weights(launched: Any, step: str, samples: int) -
 
 
 @pytest.mark.slow
-def test_its_configuration_is_switched_and_its_optimizer_is_its_own(
-    process_launcher: ProcessLauncher, tmp_path: Path
-) -> None:
+def test_its_configuration_is_switched_and_its_optimizer_is_its_own(command_launch: Any) -> None:
     plain = {**PLAIN, "compile_mode": "off", "memory_format": "contiguous", "optimizer_impl": "for-loop"}
     changes = [{}, {"precision": "bf16"}, {"memory_format": "channels_last"}, {"optimizer_impl": "fused"}]
     entrants = tuple({**plain, **change} for change in changes)
     plan = HeatPlan(entrants=entrants, turn_s=0.02, all_rounds=True, min_rounds=2, max_rounds=2)
-    spec = make_spec(
-        tmp_path / "launch",
-        command=CommandRef(words=script(BY_A_CLASS), folder=str(tmp_path)),
-        config=plain,
-        kind=LaunchKind.HEAT,
-        heat=plan,
-    )
-    result = process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
+    result = command_launch(script(BY_A_CLASS), plain, kind=LaunchKind.HEAT, heat=plan)
     assert result.heat is not None, result.cause
     statuses = [entrant.status for entrant in result.heat.entrants]
     assert statuses == [TrialStatus.COMPLETE] * 3 + [TrialStatus.CRASHED]

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 
 from autotune.base.layout import LaunchFiles
-from autotune.base.records import CommandRef, LaunchKind, Phase, PhaseLimits, TrialResult, TrialStatus, Value
-from autotune.launcher import ProcessLauncher
+from autotune.base.records import LaunchKind, Phase, PhaseLimits, TrialResult, TrialStatus, Value
 from autotune.profile import read
-from tests.support import make_spec
 
 from .conftest import PLAN, SCRIPTS, Runner
 
@@ -26,7 +24,7 @@ TODAY = ("--baseline", "num_workers=0")
 
 
 @pytest.fixture
-def told(process_launcher: ProcessLauncher, tmp_path: Path) -> Any:
+def told(command_launch: Any) -> Any:
     """``told(words, …)``: how a launch of a program ended that tells its rate."""
 
     def run(
@@ -39,20 +37,12 @@ def told(process_launcher: ProcessLauncher, tmp_path: Path) -> Any:
         kind: LaunchKind = LaunchKind.MEASURE,
         **config: Value,
     ) -> TrialResult:
-        command = CommandRef(
-            words=(*PROGRAM, *words),
-            folder=str(tmp_path),
-            flags=FLAGS,
-            rate=rate,
-            rate_file=file,
-            output_flag=output_flag,
-            samples_per_step=samples_per_step,
-        )
+        said = {"flags": FLAGS, "rate": rate, "rate_file": file, "output_flag": output_flag}
+        said["samples_per_step"] = samples_per_step
         config = {"batch_size": 8, "num_workers": 0, **config}
-        spec = make_spec(
-            tmp_path / "launch", command=command, config=config, plan=PLAN, kind=kind, limits=limits or PhaseLimits()
+        return command_launch(
+            (*PROGRAM, *words), config, said=said, plan=PLAN, kind=kind, limits=limits or PhaseLimits()
         )
-        return process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
 
     return run
 

@@ -4,23 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autotune import stats
-from autotune.base.records import (
-    CheckPlan,
-    CommandRef,
-    DeliveryPlan,
-    LaunchKind,
-    Probe,
-    TrainCheck,
-    Value,
-)
-from autotune.launcher import ProcessLauncher
-from tests.support import make_spec
+from autotune.base.records import CheckPlan, DeliveryPlan, LaunchKind, Probe, TrainCheck, Value
 
 from .conftest import PLAIN, Runner, python
 
@@ -39,18 +28,11 @@ SAME = ("plain", "random", "lazy")
 
 
 @pytest.fixture
-def launch(process_launcher: ProcessLauncher, tmp_path: Path) -> Any:
+def launch(command_launch: Any) -> Any:
     """``launch(kind, kind of launch, configuration)``: its result."""
 
     def run(script: str, kind: LaunchKind, check: CheckPlan | None = None, **config: Value) -> Any:
-        spec = make_spec(
-            tmp_path / "launch",
-            command=CommandRef(words=python("loading.py", script), folder=str(tmp_path)),
-            config={**PLAIN, **config},
-            kind=kind,
-            check=check,
-        )
-        result = process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
+        result = command_launch(python("loading.py", script), {**PLAIN, **config}, kind=kind, check=check)
         assert result.status == "complete", result.cause
         return result
 

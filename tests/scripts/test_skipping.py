@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autotune.base.records import CommandRef, HeatPlan, LaunchKind, TrialStatus, Value
-from autotune.launcher import ProcessLauncher
-from tests.support import make_spec
+from autotune.base.records import HeatPlan, LaunchKind, TrialStatus, Value
 
 from .conftest import PLAIN, PLAN, SCRIPTS, python
 
@@ -47,18 +44,12 @@ def test_a_trial_that_skips_batches_has_failed(launched: Any, where: str, every:
 
 
 @pytest.mark.slow
-def test_an_entrant_that_skips_batches_is_out_alone(process_launcher: ProcessLauncher, tmp_path: Path) -> None:
+def test_an_entrant_that_skips_batches_is_out_alone(command_launch: Any) -> None:
     plain: dict[str, Value] = {**PLAIN, "optimizer_impl": "for-loop"}
     entrants = (plain, {**plain, "precision": "bf16"}, {**plain, "optimizer_impl": "foreach"})
     words = (sys.executable, str(SCRIPTS / "skipping.py"), "--every", "2")
-    spec = make_spec(
-        tmp_path / "launch",
-        command=CommandRef(words=words, folder=str(tmp_path)),
-        config=plain,
-        kind=LaunchKind.HEAT,
-        heat=HeatPlan(entrants=entrants, turn_s=0.05, all_rounds=True, min_rounds=2, max_rounds=4),
-    )
-    result = process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
+    heat = HeatPlan(entrants=entrants, turn_s=0.05, all_rounds=True, min_rounds=2, max_rounds=4)
+    result = command_launch(words, plain, kind=LaunchKind.HEAT, heat=heat)
     assert result.status is TrialStatus.COMPLETE, result.cause
     first, skips, other = result.heat.entrants
     assert skips.status is TrialStatus.DIVERGED and skips.ratio is None

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from autotune.base.layout import LaunchFiles
-from autotune.base.records import CommandRef, Config, HeatPlan, LaunchKind, TrialResult, TrialStatus, Value
-from autotune.launcher import ProcessLauncher
-from tests.support import make_spec, run_heat
+from autotune.base.records import Config, HeatPlan, LaunchKind, TrialResult, TrialStatus, Value
+from tests.support import run_heat
 
 from .conftest import PLAIN, SCRIPTS
 
@@ -26,21 +25,14 @@ REFERENCE: dict[str, Value] = {
 
 
 @pytest.fixture
-def heated(process_launcher: ProcessLauncher, tmp_path: Path):
+def heated(command_launch: Any, tmp_path: Path):
     """``heated(entrants, options…)``: how a heat of the script ended."""
 
     def run(entrants: Sequence[Config], *options: str, **plan: Any) -> TrialResult:
         heat = HeatPlan(entrants=tuple(dict(e) for e in entrants), turn_s=0.05, **plan)
         script = ("starved.py",) if plan.get("side") == "loader" else ("switched.py", str(tmp_path / "launch" / "log"))
         words = (sys.executable, str(SCRIPTS / script[0]), *script[1:], *options)
-        spec = make_spec(
-            tmp_path / "launch",
-            command=CommandRef(words=words, folder=str(tmp_path)),
-            config=dict(entrants[0]),
-            kind=LaunchKind.HEAT,
-            heat=heat,
-        )
-        return process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
+        return command_launch(words, entrants[0], kind=LaunchKind.HEAT, heat=heat)
 
     return run
 
@@ -213,7 +205,7 @@ def test_what_its_workers_do_is_charged_to_whose_turn_it_is(
     ],
 )
 def test_what_a_layer_refuses_is_tried_once(
-    process_launcher: ProcessLauncher, tmp_path: Path, fails: str, knob: str, refused: str | None
+    command_launch: Any, tmp_path: Path, fails: str, knob: str, refused: str | None
 ) -> None:
     (tmp_path / "waves.py").write_text(
         "import torch\n"
@@ -235,15 +227,8 @@ def test_what_a_layer_refuses_is_tried_once(
 
     def launch(number: int, plan: HeatPlan) -> TrialResult:
         plans.append(len(plan.entrants))
-        words = (sys.executable, "waves.py")
-        spec = make_spec(
-            tmp_path / f"launch-{number}",
-            command=CommandRef(words=words, folder=str(tmp_path)),
-            config=dict(plan.entrants[0]),
-            kind=LaunchKind.HEAT,
-            heat=plan,
-        )
-        return process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
+        spec = {"folder": f"launch-{number}", "kind": LaunchKind.HEAT, "heat": plan}
+        return command_launch((sys.executable, "waves.py"), plan.entrants[0], **spec)
 
     heat = run_heat(launch, HeatPlan(entrants=tuple(entrants), turn_s=0.02, min_rounds=2, max_rounds=2))
     # Whichever of the three has its turn first fails for all of them, or else for itself alone.

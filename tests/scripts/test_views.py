@@ -34,16 +34,14 @@ steady.main()
 
 
 @pytest.fixture
-def launch(process_launcher: ProcessLauncher, tmp_path: Path) -> Callable[..., TrialResult]:
+def launch(command_launch: Any, tmp_path: Path) -> Callable[..., TrialResult]:
     """``launch(text, …)``: how a launch of a script that does this, and then trains, has ended. As in a search, its
     folder is below the one where it runs."""
 
     def run(text: str, *, kind: LaunchKind = LaunchKind.MEASURE, **command: Any) -> TrialResult:
         (tmp_path / "script.py").write_text(text + TRAINS)
-        fields: dict[str, Any] = {"words": (sys.executable, "script.py"), "folder": str(tmp_path), **command}
-        folder = tmp_path / "studies" / "script-1" / "trials" / "00001"
-        spec = make_spec(folder, command=CommandRef(**fields), config=PLAIN, plan=PLAN, kind=kind)
-        return process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
+        spec = {"folder": "studies/script-1/trials/00001", "plan": PLAN, "kind": kind}
+        return command_launch((sys.executable, "script.py"), said=command, **spec)
 
     return run
 

@@ -3,46 +3,10 @@
 Nothing here starts a process, sleeps, or inspects the machine.
 """
 
-from tests.support.clock import FakeClock
-from tests.support.contract import LauncherContract, LauncherRig, Scenario
-from tests.support.daemon import Behaviour, RunnerContract, RunnerRig, ScriptedDevices, ScriptedRunner
-from tests.support.makers import (
-    make_host,
-    make_job_request,
-    make_measurement,
-    make_outcome,
-    make_probe,
-    make_spec,
-    make_standing,
-    make_study_spec,
-    make_trial,
-)
-from tests.support.scripted import Play, ScriptedLauncher, run_heat
-from tests.support.surfaces import write_surface
-from tests.support.workers import ScriptedWorkers
-
-__all__ = [
-    "Behaviour",
-    "FakeClock",
-    "LauncherContract",
-    "LauncherRig",
-    "Play",
-    "RunnerContract",
-    "RunnerRig",
-    "Scenario",
-    "ScriptedDevices",
-    "ScriptedLauncher",
-    "ScriptedRunner",
-    "ScriptedWorkers",
-    "make_host",
-    "make_job_request",
-    "make_measurement",
-    "make_outcome",
-    "make_probe",
-    "make_spec",
-    "make_standing",
-    "make_study_spec",
-    "make_trial",
-    "run_heat",
-    "write_surface",
-]
+from tests.support.clock import *  # noqa: F403
+from tests.support.contract import *  # noqa: F403
+from tests.support.daemon import *  # noqa: F403
+from tests.support.makers import *  # noqa: F403
+from tests.support.scripted import *  # noqa: F403
+from tests.support.surfaces import *  # noqa: F403
+from tests.support.workers import *  # noqa: F403

@@ -31,7 +31,16 @@ from autotune.base.records import (
     Window,
     WorkloadRef,
 )
+from autotune.profile import Profile
 
+#: A configuration as a search's baseline has it.
+PLAIN: dict[str, Value] = {
+    "precision": "fp32",
+    "compile_mode": "off",
+    "batch_size": 32,
+    "memory_format": "contiguous",
+    "num_workers": 0,
+}
 _WINDOWS = 8
 _WINDOW_S = 0.5
 
@@ -336,3 +345,72 @@ def make_job_request(study: str = "net-1", *, spec: StudySpec | None = None, **c
         "python": "/nowhere/bin/python",
     }
     return JobRequest.model_validate({**fields, **changes})
+
+
+_BASELINE = {"precision": "fp32", "compile_mode": "off", "batch_size": 32, "num_workers": 0}
+_BEST = {
+    "precision": "bf16",
+    "compile_mode": "off",
+    "batch_size": 64,
+    "memory_format": "channels_last",
+    "num_workers": 2,
+    "prefetch_factor": 4,
+    "persistent_workers": True,
+}
+#: A profile as data: a training in bf16 with batch 64, on a CPU, compared with fp32 and batch 32.
+PROFILE_DATA: dict[str, Any] = {
+    "workload": {"name": "resnet50", "sha256": "9f" * 32},
+    "configuration": _BEST,
+    "gives": {
+        "samples_per_second": 62.31249999,
+        "ci95": [61.8, 62.9],
+        "speedup": 2.0771,
+        "speedup_ci95": [2.01, 2.14],
+        "peak_memory_bytes": 3891232768,
+        "peak_memory_is": "host",
+        "compile_seconds": 1.84,
+        "startup_seconds": 3.21,
+        "loader_wait_fraction": 0.0312,
+        "epoch_turn_seconds": None,
+        "launches": 3,
+        "same_batch": False,
+    },
+    "baseline": {"configuration": _BASELINE, "samples_per_second": 30, "ci95": [29.5, 30.6]},
+    "best_same_batch": {
+        "configuration": {**_BEST, "batch_size": 32},
+        "samples_per_second": 59.1,
+        "ci95": [58.4, 59.9],
+        "speedup": 1.97,
+        "speedup_ci95": [1.91, 2.02],
+    },
+    "conditions": {
+        "device": "cpu",
+        "device_name": "Some CPU",
+        "image_size": 96,
+        "data": "generated",
+        "epoch_samples": 1281167,
+        "worker_start_method": "fork",
+        "seed": 0,
+    },
+    "fingerprint": {"values": {"cores": 2, "torch": "2.15.0", "power_limit_w": None}, "device_uuid": None},
+    "versions": {"autotune": "0.1.0", "torch": "2.15.0"},
+    "provenance": {
+        "study": "resnet50-3",
+        "trial": 17,
+        "objective": "throughput",
+        "score": 62.3,
+        "trials": {"complete": 18, "oom": 2},
+        "measured_seconds": 143.2,
+        "elapsed_seconds": 598.4,
+        "created": "2026-05-02T10:11:12+00:00",
+    },
+}
+
+
+def make_profile(**sections: Any) -> Profile:
+    """Make a profile of `PROFILE_DATA`, with changes to the keys of its sections. A configuration is replaced."""
+    changed = {
+        name: {**PROFILE_DATA[name], **keys} if isinstance(keys, dict) and name != "configuration" else keys
+        for name, keys in sections.items()
+    }
+    return Profile.model_validate({**PROFILE_DATA, **changed})

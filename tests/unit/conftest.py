@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from autotune.workload.catalog import find_objective
+from autotune.workload.scoring import Scorer
+
 settings.register_profile(
     "suite", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -20,6 +23,14 @@ settings.load_profile("suite")
 MEMORY = Path("/dev/shm")
 #: What a module of such tests has in it.
 STUDIES = {"History", "NoisyWorld", "World"}
+
+
+@pytest.fixture(scope="module")
+def scorer() -> Iterator[Scorer]:
+    """Scores by the rate."""
+    made = Scorer(find_objective("throughput"))
+    yield made
+    made.close()
 
 
 @pytest.fixture

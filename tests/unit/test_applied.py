@@ -20,9 +20,7 @@ from autotune import profile as profiles
 from autotune.base.errors import ProfileError, UsageError
 from autotune.knobs import KNOBS
 from autotune.machine.host import read_host, torch_versions
-from autotune.profile import Profile
-
-from .test_profile import EXAMPLE
+from tests.support import make_profile
 
 PLAIN, TUNED = (Path(__file__).with_name(f"readers_training{name}.py") for name in ("", "_with_profile"))
 #: Where the reader's training is today.
@@ -33,9 +31,8 @@ OWN |= {"optimizer_impl": "for-loop"}
 def write(folder: Path, config: dict[str, Any], **fingerprint: Any) -> Path:
     host = read_host()
     here = {"cores": host.cores, "cpu_model": host.cpu_model, "torch": torch_versions()[0], **fingerprint}
-    changed = {"configuration": config, "fingerprint": {"values": here, "device_uuid": None}}
     path = folder / "profile.yaml"
-    profiles.write(Profile.model_validate({**EXAMPLE, **changed}), path)
+    profiles.write(make_profile(configuration=config, fingerprint={"values": here}), path)
     return path
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -12,7 +11,6 @@ from autotune.samplers.auto.features import DEVICE, Features
 from autotune.search.replay import Surface, read_surface
 from autotune.search.replay.run import replay
 from autotune.space import Choice, Space, canonical
-from autotune.workload.catalog import find_objective
 from autotune.workload.scoring import Scorer
 from tests.support import write_surface
 
@@ -45,13 +43,6 @@ def surface(tmp_path_factory: pytest.TempPathFactory) -> Surface:
     path = tmp_path_factory.mktemp("surface") / "between.jsonl"
     write_surface(path, KNOBS, BASELINE, rate, memory, capacity_bytes=CAPACITY_BYTES)
     return read_surface(path)
-
-
-@pytest.fixture(scope="module")
-def scorer() -> Iterator[Scorer]:
-    made = Scorer(find_objective("throughput"))
-    yield made
-    made.close()
 
 
 def space_of(surface: Surface) -> Space:

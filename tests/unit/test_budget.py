@@ -12,15 +12,7 @@ from hypothesis import strategies as st
 
 from autotune.base.errors import MachineError
 from autotune.base.layout import StudyFiles
-from autotune.study.budget import (
-    PROOF_PART,
-    PROOF_TRIALS,
-    SAVE_EVERY_S,
-    SEARCH_SHARE,
-    Budget,
-    lack,
-    search_share,
-)
+from autotune.study.budget import PROOF_PART, PROOF_TRIALS, SAVE_EVERY_S, SEARCH_SHARE, Budget, lack, search_share
 
 
 class ManualClock:

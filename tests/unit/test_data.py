@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +21,8 @@ from autotune.base.files import exclusive_lock
 from autotune.base.records import DataRef
 from autotune.workload.data import sets as data
 from autotune.workload.data.photographs import photograph
+
+from ..process.alive import wait_until  # noqa: TID252
 
 COUNT = 6
 
@@ -171,10 +172,7 @@ def test_a_killed_generation_leaves_no_worker_and_no_set_and_the_next_one_cleans
         assert process.stdout is not None
         assert process.stdout.readline() == f"1 {count}\n"
         process.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 20
-    while workers_in(tmp_path) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert workers_in(tmp_path) == []
+    wait_until(lambda: not workers_in(tmp_path))
     assert [name for name in visible(tmp_path) if not name.startswith(".making-")] == []
     assert len(visible(tmp_path)) == 1
 

@@ -7,8 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,8 @@ from autotune.base.files import (
     write_atomic,
 )
 
+from ..process.alive import wait_until  # noqa: TID252
+
 DEADLINE_S = 20.0
 
 
@@ -36,13 +37,6 @@ def run(code: str, *arguments: object) -> tuple[int, str, str]:
     child = python(code, *arguments)
     out, err = child.communicate(timeout=DEADLINE_S)
     return child.returncode, out, err
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 class TestWrite:
@@ -197,7 +191,7 @@ class TestLock:
         holder.send_signal(signal.SIGKILL)
         holder.wait(timeout=DEADLINE_S)
         # Its child is still alive, and has not inherited the lock.
-        until(lambda: is_free(path))
+        wait_until(lambda: is_free(path))
 
     def test_is_released_at_a_normal_exit(self, tmp_path: Path, holder: subprocess.Popen[str]) -> None:
         assert not is_free(tmp_path / "lock")

@@ -20,18 +20,10 @@ from autotune.space.formatting import (
     settings,
     trial_rate_text,
 )
-from tests.support import make_trial
+from tests.support import PLAIN, make_trial
 
 GIB = 2**30
-BASE: dict[str, Value] = {
-    "precision": "fp32",
-    "compile_mode": "off",
-    "batch_size": 32,
-    "memory_format": "contiguous",
-    "num_workers": 0,
-    "optimizer_impl": "for-loop",
-    "intra_op_threads": 2,
-}
+BASE: dict[str, Value] = {**PLAIN, "optimizer_impl": "for-loop", "intra_op_threads": 2}
 FAST: dict[str, Value] = {"precision": "bf16", "memory_format": "channels_last"}
 LOADER: dict[str, Value] = {"num_workers": 2, "prefetch_factor": 4, "persistent_workers": True}
 

@@ -9,9 +9,8 @@ import pytest
 
 from autotune.base.records import DataRef
 from autotune.cli.doctor import State, diagnose, doctor
-from autotune.machine.gpu import Gpu
+from autotune.machine.gpu import Gpu, has_nvidia_card, has_nvidia_driver
 from autotune.machine.host import fingerprint
-from autotune.machine.nvml import has_nvidia_card, has_nvidia_driver
 from tests.support import make_host, make_probe
 
 GIB = 2**30

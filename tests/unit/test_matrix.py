@@ -16,8 +16,9 @@ from autotune.profile import Profile
 from autotune.profile.in_force import Slot, SlotState
 from autotune.study.request import write_request
 from autotune.workload.catalog import find_workload
+from tests.support import PROFILE_DATA
 
-from .test_profile_store import EXAMPLE, here, profile
+from .test_profile_store import here, profile
 
 KNOWN = (
     *("--model", "--script", "--arg", "--budget", "--data", "--device", "--gres", "--study"),
@@ -213,7 +214,7 @@ def test_a_profile_in_force_spares_a_search_unless_it_is_stale(case: Case) -> No
         {"conditions": {"keeps_batch_size": True}, **CODE},
         {"conditions": {"ranks": 2}, **CODE},
         {"conditions": {"data": "folder"}, **CODE},
-        {"workload": {**EXAMPLE["workload"], "name": "resnet18"}, **CODE},
+        {"workload": {"name": "resnet18"}, **CODE},
     ],
 )
 def test_the_profile_of_another_training_or_machine_spares_none(case: Case, changed: dict[str, object]) -> None:
@@ -264,7 +265,7 @@ def test_a_default_image_size_is_that_of_the_workload(case: Case, pixels: int, d
 def test_the_profile_of_its_own_study_comes_first_and_variables_are_not_told(case: Case) -> None:
     case.ask(spec_like(profile()))
     case.keep(profile(**CODE))
-    own = {**EXAMPLE["provenance"], "study": NAME}
+    own = {"study": NAME}
     case.keep(profile(provenance=own, values={**CODE["values"], "driver": "570.1"}))
     assert case.plan() == (NAME, "its profile is stale: driver was 570.1, is 580.95")
     del case.profiles[1]
@@ -275,7 +276,7 @@ def test_the_profile_of_its_own_study_comes_first_and_variables_are_not_told(cas
 def test_the_profile_of_a_narrower_search_spares_none(case: Case) -> None:
     case.ask(spec_like(profile()))
     case.keep(profile(**CODE))
-    files = StudyFiles(case.studies / EXAMPLE["provenance"]["study"])
+    files = StudyFiles(case.studies / PROFILE_DATA["provenance"]["study"])
     files.folder.mkdir()
     for told, fits in (({"baseline": {"precision": "fp32"}}, True), ({"fixed": {"precision": "fp32"}}, False)):
         write_request(files, spec_like(profile()).model_copy(update=told))
@@ -283,7 +284,7 @@ def test_the_profile_of_a_narrower_search_spares_none(case: Case) -> None:
 
 
 def test_the_profile_of_another_machines_daemon_is_not_its_own(case: Case) -> None:
-    own = {**EXAMPLE["provenance"], "study": NAME}
+    own = {"study": NAME}
     case.keep(profile(provenance=own, values={"gpu_model": "NVIDIA A100", **CODE["values"]}))
     assert case.plan() == (NAME, "missing")
     (case.studies / NAME).mkdir()
@@ -319,7 +320,7 @@ def test_hardware_of_another_queue_is_told_by_its_name_or_by_the_study(tmp_path:
         conditions = {"device_name": "NVIDIA H100 80GB HBM3"}
         case.keep(profile(conditions=conditions, values={"gpu_model": "NVIDIA H100 80GB HBM3", **CODE["values"]}))
         assert (case.plan()[0] is None) == fits
-    provenance = {**EXAMPLE["provenance"], "study": f"{NAME}-2"}
+    provenance = {"study": f"{NAME}-2"}
     case.keep(profile(provenance=provenance, values={"gpu_model": "NVIDIA A100", **CODE["values"]}), driver="570.1")
     # What changed on the other machine was noted there.
     assert case.plan()[1] == "its profile is stale: driver was 570.1, is another"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
@@ -14,17 +13,9 @@ from autotune.search.replay import Surface, read_surface
 from autotune.search.replay.run import replay
 from autotune.space import Choice, Space, canonical, key
 from autotune.study.agenda import owed
-from autotune.workload.catalog import find_objective
 from autotune.workload.scoring import Scorer
-from tests.support import make_trial, write_surface
+from tests.support import PLAIN, make_trial, write_surface
 
-BASELINE: dict[str, Value] = {
-    "precision": "fp32",
-    "compile_mode": "off",
-    "batch_size": 32,
-    "memory_format": "contiguous",
-    "num_workers": 0,
-}
 KNOBS: dict[str, tuple[Value, ...]] = {
     "precision": ("fp32", "tf32", "bf16", "fp16"),
     "compile_mode": ("off", "default"),
@@ -47,15 +38,8 @@ def rate(config: Config) -> float:
 @pytest.fixture(scope="module")
 def surface(tmp_path_factory: pytest.TempPathFactory) -> Surface:
     path = tmp_path_factory.mktemp("surface") / "large-batches.jsonl"
-    write_surface(path, KNOBS, BASELINE, rate, lambda config: 2**28)
+    write_surface(path, KNOBS, PLAIN, rate, lambda config: 2**28)
     return read_surface(path)
-
-
-@pytest.fixture(scope="module")
-def scorer() -> Iterator[Scorer]:
-    made = Scorer(find_objective("throughput"))
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize("limit", [{"budget_s": 150.0}, {"budget_s": 300.0}, {"budget_s": 900.0, "trials": 5}])
@@ -81,8 +65,8 @@ def test_on_several_devices_it_runs_once(surface: Surface, scorer: Scorer, sampl
 
 def space_of(**changes: tuple[Value, ...]) -> Space:
     own = {"workload.depth": (3, 5), "workload.fast": (False, True)}
-    offered = {**{n: KNOBS[n] for n in BASELINE}, **own, **changes}
-    base = canonical({**BASELINE, "workload.depth": 3, "workload.fast": False})
+    offered = {**{n: KNOBS[n] for n in PLAIN}, **own, **changes}
+    base = canonical({**PLAIN, "workload.depth": 3, "workload.fast": False})
     choices = {n: tuple(Choice(v) for v in values) for n, values in offered.items()}
     return Space(choices, {}, base, speed_only=frozenset({"workload.fast"}), on_purpose=frozenset({"workload.depth"}))
 

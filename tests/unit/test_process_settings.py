@@ -12,11 +12,9 @@ import torch
 
 from autotune import Applied
 from autotune.knobs import KNOBS, Knob
-from autotune.profile import Profile
 from autotune.space import environment
 from autotune.training.process_settings import process
-
-from .test_profile import EXAMPLE
+from tests.support import make_profile
 
 #: The switches of PyTorch that any knob might set.
 SWITCHES = {
@@ -99,7 +97,7 @@ def test_what_fails_half_way_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_profile_of_a_training_that_fails_is_undone_too() -> None:
     threads = torch.get_num_threads()
     config = {"batch_size": 8, "intra_op_threads": threads + 1}
-    applied = Applied(Profile.model_validate({**EXAMPLE, "configuration": config}), "cpu")
+    applied = Applied(make_profile(configuration=config), "cpu")
     with contextlib.suppress(ZeroDivisionError), applied.process():
         assert torch.get_num_threads() == threads + 1
         _ = 1 / 0

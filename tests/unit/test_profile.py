@@ -23,65 +23,10 @@ from autotune.base.records import LARGEST, LARGEST_IMAGE, Fingerprint, TrialStat
 from autotune.knobs import KNOBS
 from autotune.profile import Profile, ProfileWorkload
 from autotune.workload.catalog import find_workload
+from tests.support import PROFILE_DATA, make_profile
 
-BASELINE = {"precision": "fp32", "compile_mode": "off", "batch_size": 32, "num_workers": 0}
-BEST = {
-    "precision": "bf16",
-    "compile_mode": "off",
-    "batch_size": 64,
-    "memory_format": "channels_last",
-    "num_workers": 2,
-    "prefetch_factor": 4,
-    "persistent_workers": True,
-}
-EXAMPLE: dict[str, Any] = {
-    "workload": {"name": "resnet50", "sha256": "9f" * 32},
-    "configuration": BEST,
-    "gives": {
-        "samples_per_second": 62.31249999,
-        "ci95": [61.8, 62.9],
-        "speedup": 2.0771,
-        "speedup_ci95": [2.01, 2.14],
-        "peak_memory_bytes": 3891232768,
-        "peak_memory_is": "host",
-        "compile_seconds": 1.84,
-        "startup_seconds": 3.21,
-        "loader_wait_fraction": 0.0312,
-        "epoch_turn_seconds": None,
-        "launches": 3,
-        "same_batch": False,
-    },
-    "baseline": {"configuration": BASELINE, "samples_per_second": 30, "ci95": [29.5, 30.6]},
-    "best_same_batch": {
-        "configuration": {**BEST, "batch_size": 32},
-        "samples_per_second": 59.1,
-        "ci95": [58.4, 59.9],
-        "speedup": 1.97,
-        "speedup_ci95": [1.91, 2.02],
-    },
-    "conditions": {
-        "device": "cpu",
-        "device_name": "Some CPU",
-        "image_size": 96,
-        "data": "generated",
-        "epoch_samples": 1281167,
-        "worker_start_method": "fork",
-        "seed": 0,
-    },
-    "fingerprint": {"values": {"cores": 2, "torch": "2.15.0", "power_limit_w": None}, "device_uuid": None},
-    "versions": {"autotune": "0.1.0", "torch": "2.15.0"},
-    "provenance": {
-        "study": "resnet50-3",
-        "trial": 17,
-        "objective": "throughput",
-        "score": 62.3,
-        "trials": {"complete": 18, "oom": 2},
-        "measured_seconds": 143.2,
-        "elapsed_seconds": 598.4,
-        "created": "2026-05-02T10:11:12+00:00",
-    },
-}
-PROFILE = Profile.model_validate(EXAMPLE)
+BASELINE, BEST = PROFILE_DATA["baseline"]["configuration"], PROFILE_DATA["configuration"]
+PROFILE = make_profile()
 TEXT = profiles.dump(PROFILE)
 
 # Texts that YAML 1.1, YAML 1.2 or a careless writer would read as another type.
@@ -221,7 +166,7 @@ def test_yaml_1_1_and_1_2_parsers_read_the_same_values(profile: Profile) -> None
 
 @pytest.mark.parametrize("evil", EVIL)
 def test_a_hostile_text_survives_as_name_key_and_argument_and_stays_within_its_comment(evil: str) -> None:
-    data = json.loads(json.dumps(EXAMPLE))
+    data = json.loads(json.dumps(PROFILE_DATA))
     data["workload"].update(name=evil, args={evil: evil})
     data["configuration"] = {**BEST, f"workload.{evil or 'x'}": evil}
     data["conditions"]["device_name"] = evil
@@ -304,7 +249,7 @@ def test_a_truncated_file_is_refused() -> None:
 
 def test_an_illegal_configuration_is_refused() -> None:
     with pytest.raises(ValidationError, match="means nothing"):
-        Profile.model_validate({**EXAMPLE, "configuration": {**BASELINE, "prefetch_factor": 2}})
+        make_profile(configuration={**BASELINE, "prefetch_factor": 2})
 
 
 def test_check_and_its_warnings() -> None:
@@ -339,9 +284,7 @@ def test_each_kind_of_difference_has_its_own_warning(name: str, means: str) -> N
 
 def test_learning_rates_are_written_if_they_are_known() -> None:
     assert "learning_rate" not in TEXT
-    known = {**EXAMPLE, "gives": {**EXAMPLE["gives"], "learning_rate": 0.1}}
-    known["baseline"] = {**EXAMPLE["baseline"], "learning_rate": 0.1}
-    text = profiles.dump(Profile.model_validate(known))
+    text = profiles.dump(make_profile(gives={"learning_rate": 0.1}, baseline={"learning_rate": 0.1}))
     assert "The learning rate of 0.1 usually follows: 0.2 in proportion (SGD) or 0.141" in text
     found = profiles.parse(text, "text")
     assert found.gives.learning_rate == found.baseline.learning_rate == 0.1

@@ -13,8 +13,9 @@ from autotune.base.errors import ProfileError
 from autotune.profile.in_force import Store
 from autotune.report.listing import GridTable, grid_of
 from autotune.workload.catalog import find_workload
+from tests.support import PROFILE_DATA
 
-from .test_profile_store import EXAMPLE, here, profile
+from .test_profile_store import here, profile
 
 H100 = "NVIDIA H100 80GB HBM3"
 
@@ -32,9 +33,9 @@ def store(tmp_path: Path) -> Store:
     code = {"workload_sha256": find_workload("resnet50", {}).sha256}
     found.keep(profile(values={"driver": "570.1", **code}))
     kept: dict[str, Any] = {"keeps_batch_size": True}
-    found.keep(profile(conditions=kept, values=code, configuration={**EXAMPLE["configuration"], "batch_size": 48}))
+    found.keep(profile(conditions=kept, values=code, configuration={**PROFILE_DATA["configuration"], "batch_size": 48}))
     other = {"conditions": {**kept, "device_name": H100}, "values": {"gpu_model": H100, **code}}
-    found.keep(profile(configuration={**EXAMPLE["configuration"], "batch_size": 48}, **other))
+    found.keep(profile(configuration={**PROFILE_DATA["configuration"], "batch_size": 48}, **other))
     return found
 
 
@@ -61,7 +62,7 @@ def test_default_sizes_are_one_training_and_no_profile_hides_another(tmp_path: P
     grid = grid_of(store.all(), here())
     assert grid.rows == [("resnet50", "any", "")] and grid.counts() == "2 tuned"
     for folder in "ab":
-        provenance = {**EXAMPLE["provenance"], "objective": f"/{folder}/mine.py"}
+        provenance = {"objective": f"/{folder}/mine.py"}
         store.keep(profile(conditions={"image_size": 224}, provenance=provenance, values=code))
     names = [kept.name for kept in store.all()]
     found = grid_of(store.all(), here())

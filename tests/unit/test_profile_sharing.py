@@ -11,7 +11,7 @@ import pytest
 from autotune.base.errors import MachineError, UsageError
 from autotune.profile.in_force import Store, pull, push
 
-from .test_profile_store import EXAMPLE, FASTER, here, profile
+from .test_profile_store import FASTER, here, profile
 
 
 @pytest.fixture(params=["folder", "memory"])
@@ -100,7 +100,7 @@ def test_another_machines_profile_replaces_nothing_that_was_measured_otherwise(t
 
 def test_a_later_one_replaces_what_fits_here_no_better(tmp_path: Path) -> None:
     one, other, shared = Store(tmp_path / "one"), Store(tmp_path / "other"), str(tmp_path / "shared")
-    later = {"provenance": {**EXAMPLE["provenance"], "created": "2099-01-01T00:00:00+00:00"}}
+    later = {"provenance": {"created": "2099-01-01T00:00:00+00:00"}}
     one.keep(profile(30.0, values={"driver": "560.1"}, **later))
     other.keep(profile(90.0, values={"driver": "550.1"}))
     push(one, shared)

@@ -17,8 +17,7 @@ from autotune.base.records import Fingerprint
 from autotune.machine.gpu import Gpu, NvmlUnavailable
 from autotune.profile import Profile
 from autotune.profile.in_force import Store, differences, look_here, rematch_baseline, slot_name, stale_rows
-
-from .test_profile import EXAMPLE
+from tests.support import PROFILE_DATA, make_profile
 
 HERE: dict[str, Any] = {
     "gpu_model": "NVIDIA H200",
@@ -36,22 +35,20 @@ def profile(
     """A profile of a training on `HERE`, with a rate known to ``± half``."""
     values = {**HERE, "workload_sha256": "9f" * 32, **changes.pop("values", {})}
     gives = {
-        **EXAMPLE["gives"],
         "samples_per_second": rate,
         "ci95": [rate - half, rate + half],
         "speedup": sum(speedup) / 2,
         "speedup_ci95": list(speedup),
     }
-    conditions = {**EXAMPLE["conditions"], "device": "cuda:0", **changes.pop("conditions", {})}
-    fields = {"gives": gives, "conditions": conditions, "fingerprint": {"values": values}}
-    return Profile.model_validate({**EXAMPLE, **fields, **changes})
+    conditions = {"device": "cuda:0", **changes.pop("conditions", {})}
+    return make_profile(**{"gives": gives, "conditions": conditions, "fingerprint": {"values": values}, **changes})
 
 
 def here(**changes: Any) -> Fingerprint:
     return Fingerprint(values={**HERE, **changes})
 
 
-FASTER = {**EXAMPLE["configuration"], "batch_size": 128}
+FASTER = {**PROFILE_DATA["configuration"], "batch_size": 128}
 
 
 @pytest.fixture
@@ -87,7 +84,7 @@ class TestKeeping:
 
     @pytest.mark.parametrize(
         ("configuration", "speedup", "replaced"),
-        [(FASTER, (1.02, 1.2), True), (FASTER, (0.97, 1.2), False), (EXAMPLE["configuration"], (1.0, 1.0), True)],
+        [(FASTER, (1.02, 1.2), True), (FASTER, (0.97, 1.2), False), (PROFILE_DATA["configuration"], (1.0, 1.0), True)],
     )
     def test_a_rematch_is_decided_by_its_own_ratio(
         self, store: Store, configuration: Any, speedup: tuple[float, float], replaced: bool
@@ -114,8 +111,8 @@ class TestKeeping:
             profile(values={"cores": 8}),
             profile(conditions={"image_size": 160}),
             profile(conditions={"device": "cpu"}),
-            profile(workload={**EXAMPLE["workload"], "args": {"classes": "10"}}),
-            profile(workload={**EXAMPLE["workload"], "path": "/home/me/resnet50.py"}),
+            profile(workload={"args": {"classes": "10"}}),
+            profile(workload={"path": "/home/me/resnet50.py"}),
         ]
         assert len({slot_name(p) for p in others}) == len(others)
         assert slot_name(profile(values={"driver": "1", "torch": "3"})) == slot_name(profile(99.0))

@@ -15,13 +15,10 @@ import autotune
 from autotune.base.errors import NoVerdictError, UnknownNameError
 from autotune.base.layout import StudyFiles
 from autotune.base.records import Finding
-from autotune.profile import Profile
 from autotune.search import SearchResult
 from autotune.search.tuning import trial_rows
-from tests.support import make_trial
+from tests.support import make_profile, make_trial
 from tests.support.makers import make_outcome, make_standing
-
-from .test_profile import EXAMPLE
 
 STUDIES = Path(__file__).parents[1] / "old" / "studies"
 OPEN = {"finding": Finding.OPEN, "because": "others used the machine", "advice": "wait.", "profile": None}
@@ -30,7 +27,7 @@ SAME = make_standing(speedup=1.0, speedup_ci95=(1.0, 1.0))
 
 def found(tmp_path: Path, **changes: Any) -> autotune.Study:
     files = StudyFiles(tmp_path / "mine-1")
-    return autotune.Study(files, make_outcome(**changes), Profile.model_validate(EXAMPLE))
+    return autotune.Study(files, make_outcome(**changes), make_profile())
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
@@ -25,18 +24,10 @@ from autotune.base.records import (
 from autotune.search.replay import Row, Surface, read_surface
 from autotune.search.replay.run import ReplayLauncher, narrowed, replay
 from autotune.space import canonical, device_part, key
-from autotune.workload.catalog import find_objective
 from autotune.workload.scoring import Scorer
 from benchmarks.rows import row_of
-from tests.support import make_spec, surfaces, write_surface
+from tests.support import PLAIN, make_spec, surfaces, write_surface
 
-BASELINE: dict[str, Value] = {
-    "precision": "fp32",
-    "compile_mode": "off",
-    "batch_size": 32,
-    "memory_format": "contiguous",
-    "num_workers": 0,
-}
 KNOBS: dict[str, tuple[Value, ...]] = {
     "precision": ("fp32", "bf16"),
     "compile_mode": ("off", "default"),
@@ -63,7 +54,7 @@ def memory(config: Config) -> int:
 def file(tmp_path: Path) -> Path:
     """A surface on which fp32 runs out of memory above batch size 64."""
     path = tmp_path / "made-up.jsonl"
-    write_surface(path, KNOBS, BASELINE, rate, memory, capacity_bytes=2**29)
+    write_surface(path, KNOBS, PLAIN, rate, memory, capacity_bytes=2**29)
     return path
 
 
@@ -77,13 +68,6 @@ def surface(file: Path) -> Surface:
     return read_surface(file)
 
 
-@pytest.fixture
-def scorer() -> Iterator[Scorer]:
-    made = Scorer(find_objective("throughput"))
-    yield made
-    made.close()
-
-
 def run(launcher: ReplayLauncher, config: dict[str, Value], kind: LaunchKind = LaunchKind.MEASURE, **plan: float):
     spec = make_spec(
         Path("nowhere"), config=config, batch_size=config["batch_size"], kind=kind, plan=MeasurePlan(**plan)
@@ -94,22 +78,22 @@ def run(launcher: ReplayLauncher, config: dict[str, Value], kind: LaunchKind = L
 class TestSurface:
     def test_the_space_consists_of_the_recorded_values(self, surface: Surface) -> None:
         assert {key(c) for c in surface.space.grid()} == {key(c) for c in configurations()}
-        assert surface.space.refusal({**BASELINE, "batch_size": 48}) is not None
+        assert surface.space.refusal({**PLAIN, "batch_size": 48}) is not None
 
     def test_a_combination_that_was_not_recorded_is_refused(self, file: Path) -> None:
         lines = file.read_text().splitlines()
-        gone = key({**BASELINE, "precision": "bf16"})
+        gone = key({**PLAIN, "precision": "bf16"})
         kept = [line for line in lines[1:] if key(json.loads(line)["config"]) != gone]
         file.write_text("\n".join([lines[0], *kept]) + "\n")
-        refusal = read_surface(file).space.refusal({**BASELINE, "precision": "bf16"})
+        refusal = read_surface(file).space.refusal({**PLAIN, "precision": "bf16"})
         assert refusal is not None and "recorded" in refusal
 
     def test_a_row_has_the_launchs_measurement(self, surface: Surface) -> None:
-        again = surface.launches[key(BASELINE)][0].measurement()
+        again = surface.launches[key(PLAIN)][0].measurement()
         assert again is not None
         # Six digits are kept, and no per-step values.
         assert again.samples_per_s == pytest.approx(50, rel=1e-3)
-        assert again.peak_allocated_bytes == memory(BASELINE)
+        assert again.peak_allocated_bytes == memory(PLAIN)
         assert again.device_per_s == pytest.approx(again.samples_per_s / 0.9, rel=1e-3)
         assert len(again.windows) == 8 and again.step_s == ()
 
@@ -143,44 +127,44 @@ class TestLauncher:
     def test_takes_the_recorded_seconds(self, surface: Surface) -> None:
         clock = VirtualClock()
         began = clock.now()
-        result = run(ReplayLauncher(surface, clock), BASELINE)
+        result = run(ReplayLauncher(surface, clock), PLAIN)
         assert result.status is TrialStatus.COMPLETE
         assert clock.now() - began == result.wall_s
-        assert result.wall_s in [pytest.approx(r.wall_s) for r in surface.launches[key(BASELINE)]]
+        assert result.wall_s in [pytest.approx(r.wall_s) for r in surface.launches[key(PLAIN)]]
         assert list(result.phase_s) == ["load", "build", "compile", "warmup", "measure"]
         assert result.phase_s["build"] == pytest.approx(0.4)
 
     def test_repeats_use_different_recorded_launches_until_all_were_used(self, surface: Surface) -> None:
         launcher = ReplayLauncher(surface, VirtualClock(), seed=3)
-        rates = [run(launcher, BASELINE).measurement.samples_per_s for _ in range(6)]
+        rates = [run(launcher, PLAIN).measurement.samples_per_s for _ in range(6)]
         assert all(len(set(rates[i : i + 2])) == 2 for i in (0, 2, 4))
         assert len(set(rates)) == 2
 
     def test_other_launches_do_not_affect_a_result(self, surface: Surface) -> None:
         alone, among = (ReplayLauncher(surface, VirtualClock(), seed=5) for _ in range(2))
-        other = {**BASELINE, "precision": "bf16"}
+        other = {**PLAIN, "precision": "bf16"}
         for _ in range(4):
             run(among, other)
-            assert run(alone, BASELINE).measurement == run(among, BASELINE).measurement
+            assert run(alone, PLAIN).measurement == run(among, PLAIN).measurement
 
     def test_a_graph_is_compiled_once(self, surface: Surface) -> None:
         launcher = ReplayLauncher(surface, VirtualClock())
-        compiled = {**BASELINE, "compile_mode": "default"}
+        compiled = {**PLAIN, "compile_mode": "default"}
         with_workers = {**compiled, "num_workers": 2, "prefetch_factor": 2, "persistent_workers": True}
         seconds = [run(launcher, c).phase_s["compile"] for c in (compiled, compiled, with_workers, compiled)]
         assert seconds == pytest.approx([40.0, 6.0, 6.0, 6.0])
 
     def test_a_slow_launch_is_pruned_by_the_real_rule(self, surface: Surface) -> None:
         launcher = ReplayLauncher(surface, VirtualClock())
-        whole = run(launcher, BASELINE)
-        result = run(launcher, BASELINE, prune_below_per_s=80.0)
+        whole = run(launcher, PLAIN)
+        result = run(launcher, PLAIN, prune_below_per_s=80.0)
         assert result.status is TrialStatus.PRUNED
         assert result.rate_seen_per_s == pytest.approx(50, rel=0.05)
         assert result.wall_s < whole.wall_s - 2
-        assert run(launcher, BASELINE, prune_below_per_s=40.0).status is TrialStatus.COMPLETE
+        assert run(launcher, PLAIN, prune_below_per_s=40.0).status is TrialStatus.COMPLETE
 
     def test_a_recorded_failure_recurs(self, surface: Surface) -> None:
-        result = run(ReplayLauncher(surface, VirtualClock()), {**BASELINE, "batch_size": 128})
+        result = run(ReplayLauncher(surface, VirtualClock()), {**PLAIN, "batch_size": 128})
         assert (result.status, result.phase, result.cause) == (TrialStatus.OOM, Phase.COMPILE, "no memory")
         assert result.wall_s == pytest.approx(1.5)
 
@@ -188,10 +172,10 @@ class TestLauncher:
         launcher = ReplayLauncher(surface, VirtualClock())
         for kind in (LaunchKind.DEVICE_ONLY, LaunchKind.TRAIN_CHECK, LaunchKind.HOLD, LaunchKind.PROBE):
             with pytest.raises(LookupError, match="holds no"):
-                run(launcher, BASELINE, kind)
+                run(launcher, PLAIN, kind)
 
     def test_stop_ends_a_launch(self, surface: Surface) -> None:
-        spec = make_spec(Path("nowhere"), config=BASELINE, batch_size=32)
+        spec = make_spec(Path("nowhere"), config=PLAIN, batch_size=32)
         result = ReplayLauncher(surface, VirtualClock()).run(spec, on_beat=lambda beat: None, stop=lambda: True)
         assert result.status is TrialStatus.INTERRUPTED
 
@@ -200,7 +184,7 @@ class TestHeats:
     @pytest.fixture
     def surface(self, tmp_path: Path) -> Surface:
         path = tmp_path / "heats.jsonl"
-        write_surface(path, KNOBS, BASELINE, rate, memory, capacity_bytes=2**29, heats=True)
+        write_surface(path, KNOBS, PLAIN, rate, memory, capacity_bytes=2**29, heats=True)
         return read_surface(path)
 
     def race(self, launcher: ReplayLauncher, *entrants: Config, **plan: object) -> TrialResult:
@@ -214,8 +198,8 @@ class TestHeats:
         return launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
 
     def test_the_real_race_with_the_recorded_turns(self, surface: Surface) -> None:
-        fast = {**BASELINE, "precision": "bf16"}
-        result = self.race(ReplayLauncher(surface, VirtualClock()), BASELINE, fast)
+        fast = {**PLAIN, "precision": "bf16"}
+        result = self.race(ReplayLauncher(surface, VirtualClock()), PLAIN, fast)
         assert result.status is TrialStatus.COMPLETE and result.heat is not None
         reference, other = result.heat.entrants
         # Rounds are slow for both alike.
@@ -226,28 +210,28 @@ class TestHeats:
         assert sum(t.seconds for e in (reference, other) for t in e.turns if t) == pytest.approx(result.heat.measured_s)
 
     def test_who_ran_out_of_memory_does_so_again(self, surface: Surface) -> None:
-        large = {**BASELINE, "batch_size": 128}
-        result = self.race(ReplayLauncher(surface, VirtualClock()), BASELINE, large, {**BASELINE, "batch_size": 64})
+        large = {**PLAIN, "batch_size": 128}
+        result = self.race(ReplayLauncher(surface, VirtualClock()), PLAIN, large, {**PLAIN, "batch_size": 64})
         assert (result.status, result.heat, result.turn) == (TrialStatus.OOM, None, 1)
 
     def test_a_reference_that_fails_ends_it(self, surface: Surface) -> None:
-        result = self.race(ReplayLauncher(surface, VirtualClock()), {**BASELINE, "batch_size": 128}, BASELINE)
+        result = self.race(ReplayLauncher(surface, VirtualClock()), {**PLAIN, "batch_size": 128}, PLAIN)
         assert (result.status, result.heat, result.turn) == (TrialStatus.OOM, None, 0)
 
     def test_a_graph_compiled_in_a_heat_is_in_the_cache_for_a_trial(self, surface: Surface) -> None:
         launcher = ReplayLauncher(surface, VirtualClock())
-        compiled = canonical({**BASELINE, "compile_mode": "default"})
-        heat = self.race(launcher, BASELINE, compiled).heat
+        compiled = canonical({**PLAIN, "compile_mode": "default"})
+        heat = self.race(launcher, PLAIN, compiled).heat
         assert heat is not None and heat.entrants[1].first_step_s == surfaces.COLD_S
         assert run(launcher, compiled).phase_s[Phase.COMPILE] == pytest.approx(surfaces.WARM_S)
 
     def test_the_time_limit_is_charged_to_whose_turn_it_is(self, surface: Surface) -> None:
-        compiled = canonical({**BASELINE, "compile_mode": "default"})
+        compiled = canonical({**PLAIN, "compile_mode": "default"})
         spec = make_spec(
             Path("nowhere"),
-            config=BASELINE,
+            config=PLAIN,
             kind=LaunchKind.HEAT,
-            heat=HeatPlan(entrants=(BASELINE, compiled)),
+            heat=HeatPlan(entrants=(PLAIN, compiled)),
             limits=PhaseLimits(compile_s=surfaces.COLD_S / 2),
         )
         launcher = ReplayLauncher(surface, VirtualClock())
@@ -257,32 +241,32 @@ class TestHeats:
         assert result.phase_s[Phase.COMPILE] < surfaces.COLD_S * 0.6
 
     def test_what_no_heat_has_is_not_invented(self, surface: Surface) -> None:
-        result = self.race(ReplayLauncher(surface, VirtualClock()), BASELINE, {**BASELINE, "batch_size": 48})
+        result = self.race(ReplayLauncher(surface, VirtualClock()), PLAIN, {**PLAIN, "batch_size": 48})
         assert (result.status, result.heat, result.wall_s) == (TrialStatus.INTERRUPTED, None, 0.0)
         assert result.cause == "no heat of the device with all these entrants was recorded"
 
     def test_no_turn_is_shown_twice(self, surface: Surface) -> None:
-        near = {**BASELINE, "memory_format": "channels_last"}
-        found = self.race(ReplayLauncher(surface, VirtualClock()), BASELINE, near, all_rounds=True, max_rounds=40).heat
+        near = {**PLAIN, "memory_format": "channels_last"}
+        found = self.race(ReplayLauncher(surface, VirtualClock()), PLAIN, near, all_rounds=True, max_rounds=40).heat
         assert found is not None and {len(e.turns) for e in found.entrants} == {6}
 
     def test_a_turn_that_others_disturbed_takes_no_part(self, surface: Surface) -> None:
         row = surface.heats["device"][0]
         some = [e.model_copy(update={"turns": (None, *e.turns[1:])}) for e in row.entrants]
         rows = (*surface.rows[:-2], row.model_copy(update={"entrants": tuple(some)}))
-        fast = {**BASELINE, "precision": "bf16"}
-        found = self.race(ReplayLauncher(Surface(surface.heading, rows), VirtualClock()), BASELINE, fast).heat
+        fast = {**PLAIN, "precision": "bf16"}
+        found = self.race(ReplayLauncher(Surface(surface.heading, rows), VirtualClock()), PLAIN, fast).heat
         assert found is not None and found.entrants[1].turns[0] is None
         assert found.entrants[1].ratio == pytest.approx(1.6)
 
     def test_a_heat_is_kept_as_it_was(self, surface: Surface) -> None:
-        fast = {**BASELINE, "precision": "bf16"}
-        result = self.race(ReplayLauncher(surface, VirtualClock()), BASELINE, fast, all_rounds=True, max_rounds=6)
+        fast = {**PLAIN, "precision": "bf16"}
+        result = self.race(ReplayLauncher(surface, VirtualClock()), PLAIN, fast, all_rounds=True, max_rounds=6)
         row = Row.model_validate_json(
-            row_of(result, BASELINE, kind=LaunchKind.HEAT, number=1, began_s=0.0).model_dump_json(exclude_none=True)
+            row_of(result, PLAIN, kind=LaunchKind.HEAT, number=1, began_s=0.0).model_dump_json(exclude_none=True)
         )
         assert result.heat is not None and row.side == "device" and row.rounds == 6
-        assert [e.config for e in row.entrants] == [device_part(BASELINE), device_part(fast)]
+        assert [e.config for e in row.entrants] == [device_part(PLAIN), device_part(fast)]
         kept, turn = row.entrants[1].turn(2), result.heat.entrants[1].turns[2]
         assert kept is not None and turn is not None and kept.seconds == pytest.approx(turn.seconds, rel=1e-4)
         assert row.between_each_s == pytest.approx(surface.heats["device"][0].between_each_s, rel=1e-3)
@@ -306,7 +290,7 @@ class TestReplay:
     def test_finds_and_proves_the_best(self, surface: Surface, scorer: Scorer) -> None:
         found = replay(surface, scorer, budget_s=600)
         best = max(configurations(), key=lambda c: rate(c))
-        assert found.steps[0].trial.config == BASELINE
+        assert found.steps[0].trial.config == PLAIN
         assert rate(found.best.config) > 0.97 * rate(best)
         assert found.best.speedup_ci95[0] > 1 and found.best.launches >= 2
         assert found.searched_s < found.elapsed_s <= 600 + 20
@@ -328,7 +312,7 @@ class TestReplay:
         # The limit is 150 s.
         monkeypatch.setattr(surfaces, "COLD_S", 170.0)
         path = tmp_path / "slow-compiler.jsonl"
-        write_surface(path, KNOBS, BASELINE, rate, memory)
+        write_surface(path, KNOBS, PLAIN, rate, memory)
         for seed in range(3):
             found = replay(read_surface(path), scorer, budget_s=600, sampler=sampler, seed=seed)
             ended = [

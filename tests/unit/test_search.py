@@ -13,20 +13,13 @@ from autotune.base.records import Config, TrialStatus, Value
 from autotune.samplers import LegalSampler, make_sampler
 from autotune.samplers.sampler import CompleteView, distributions, suggest, tell
 from autotune.space import Choice, Lessons, Space, canonical, key
+from tests.support import PLAIN
 
 #: Optuna's own samplers. Its GP takes seconds for a proposal.
 OPTUNAS = ("tpe", "tpe-multivariate", "random")
 #: Above this batch size, fp32 configurations run out of memory on the simulated machine.
 FITS = 64
-BASELINE: dict[str, Value] = {
-    "precision": "fp32",
-    "compile_mode": "off",
-    "batch_size": 32,
-    "memory_format": "contiguous",
-    "num_workers": 0,
-    "optimizer_impl": "for-loop",
-    "intra_op_threads": 2,
-}
+BASELINE: dict[str, Value] = {**PLAIN, "optimizer_impl": "for-loop", "intra_op_threads": 2}
 
 
 def choices(*values: Value, **refused: str) -> tuple[Choice, ...]:

@@ -17,8 +17,7 @@ from autotune.cli.main import run
 from autotune.training import short_training
 from autotune.training.feed import Drain
 from autotune.workload.catalog import find_workload
-
-from .test_profile import EXAMPLE
+from tests.support import make_profile
 
 #: Two workers make 100 batches of one sample a second at best; a step takes 1 ms. The first step gives them time to
 #: fill a queue of 32 batches.
@@ -39,14 +38,13 @@ def trained(
         workload = workloads / "steady.py"
         own = {"name": "steady", "path": str(workload), "args": args}
         configuration = {"batch_size": 1, "num_workers": 2, "prefetch_factor": 16}
-        example = {
-            **EXAMPLE,
-            "workload": {**own, "sha256": find_workload(str(workload), args).sha256},
-            "configuration": configuration,
-            "gives": {**EXAMPLE["gives"], "samples_per_second": PROMISED_PER_S, "ci95": [99.0, 101.0]},
-            "conditions": {**EXAMPLE["conditions"], "image_size": None, "data": "none", "epoch_samples": None},
-        }
-        profiles.write(profiles.Profile.model_validate(example), tmp_path / "profile.yaml")
+        profile = make_profile(
+            workload={**own, "sha256": find_workload(str(workload), args).sha256},
+            configuration=configuration,
+            gives={"samples_per_second": PROMISED_PER_S, "ci95": [99.0, 101.0]},
+            conditions={"image_size": None, "data": "none", "epoch_samples": None},
+        )
+        profiles.write(profile, tmp_path / "profile.yaml")
         given = [word for name, value in args.items() for word in ("--arg", f"{name}={value}")]
         command = ["train", "--profile", str(tmp_path / "profile.yaml"), "--steps", str(steps), *given]
         # What it sets for its own process does not outlast it.

@@ -14,17 +14,9 @@ from autotune.search.replay import Row, Surface, read_surface
 from autotune.space import canonical, device_part, key
 from benchmarks.designs import heats
 from benchmarks.truth import Truth, truth_of
-from tests.support import write_surface
+from tests.support import PLAIN, write_surface
 
-BASELINE: dict[str, Value] = {
-    "precision": "fp32",
-    "compile_mode": "off",
-    "batch_size": 32,
-    "memory_format": "contiguous",
-    "num_workers": 2,
-    "prefetch_factor": 2,
-    "persistent_workers": True,
-}
+BASELINE: dict[str, Value] = {**PLAIN, "num_workers": 2, "prefetch_factor": 2, "persistent_workers": True}
 KNOBS: dict[str, tuple[Value, ...]] = {
     "precision": ("fp32", "bf16"),
     "compile_mode": ("off",),

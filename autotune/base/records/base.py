@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -20,12 +20,6 @@ class Record(BaseModel):
     """Base of all records: frozen, no unknown keys, finite numbers only."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-def without_former(data: Any) -> Any:
-    """Return what was stored of a launch's end without what versions before noted of a refused precision, which is
-    `refuses` now: a study of theirs tries it once more."""
-    return {k: v for k, v in data.items() if k != "cannot_lower"} if isinstance(data, dict) else data
 
 
 class TrialStatus(StrEnum):

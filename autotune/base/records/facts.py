@@ -116,72 +116,56 @@ class DataVerdict(Record):
 def deliveries_of(events: Sequence[Mapping[str, Any]]) -> Deliveries:
     """Return what the agent has noted; see `autotune_agent.deliveries` for its events."""
     sets: dict[int, dict[str, Any]] = {}
-    epochs: dict[int, list[dict[str, Any]]] = {}
     done, lost = False, None
     last_made: dict[tuple[int, int], tuple[Any, float]] = {}
     indices_made: set[tuple[int, str]] = set()
     for event in events:
-        kind = event["e"]
-        if kind != "loader" and "l" in event and event["l"] not in sets:
-            # An event of a process that has outlived another launch.
-            continue
+        kind, facts = event["e"], sets.get(event.get("l", -1))
         if kind == "loader":
             sets[event["l"]] = {
                 **{name: event[name] for name in ("kind", "iterable", "workers", "persist")},
                 **{name: {} for name in _LISTS},
-                **{name: [] for name in ("first_s", "again_s")},
+                **{name: [] for name in ("epochs", "first_s", "again_s")},
             }
-            epochs[event["l"]] = []
+        elif kind == "done":
+            done = True
+        elif kind == "lost":
+            lost = str(event["why"])
+        elif facts is None:
+            # An event of a process that has outlived another launch.
+            continue
         elif kind == "epoch":
-            epochs[event["l"]].append({"changed": tuple(event["changed"]), "batches": [], "states": []})
+            facts["epochs"].append({"changed": event["changed"], "batches": [], "states": []})
         elif kind == "batch":
-            batch = DeliveredBatch(
-                samples=None if event["i"] is None else tuple(event["i"]),
-                digests={p: tuple(d) if isinstance(d, list) else d for p, d in event["d"].items()},
-            )
-            epochs[event["l"]][event["n"]]["batches"].append(batch)
+            facts["epochs"][event["n"]]["batches"].append({"samples": event["i"], "digests": event["d"]})
         elif kind == "end":
-            epochs[event["l"]][event["n"]].update(ended=True, whole=event["whole"], total=event["batches"])
+            facts["epochs"][event["n"]].update(ended=True, whole=event["whole"], total=event["batches"])
         elif kind == "made":
-            sets[event["l"]]["used"].update(dict.fromkeys(event["used"]))
+            facts["used"].update(dict.fromkeys(event["used"]))
             before = last_made.get((event["l"], event["pid"]))
             if before is not None and before[0] == event["i"]:
-                sets[event["l"]]["first_s"].append(before[1])
-                sets[event["l"]]["again_s"].append(event["s"])
+                facts["first_s"].append(before[1])
+                facts["again_s"].append(event["s"])
             # A batch that was made in an earlier epoch is not made for the first time.
             indices = event["l"], str(event["i"])
             is_new = indices not in indices_made
             indices_made.add(indices)
             last_made[event["l"], event["pid"]] = (event["i"] if is_new else None, event["s"])
         elif kind == "peek":
-            epochs[event["l"]].pop()
+            facts["epochs"].pop()
         elif kind in ("grown", "counts"):
-            sets[event["l"]][kind].update(dict.fromkeys(event["what"]))
+            facts[kind].update(dict.fromkeys(event["what"]))
         elif kind in ("moved", "stores", "opened"):
-            sets[event["l"]][kind].update(dict.fromkeys((where, what) for where, what in event["what"]))
-        elif kind == "done":
-            done = True
-        elif kind == "lost":
-            lost = str(event["why"])
+            facts[kind].update(dict.fromkeys(map(tuple, event["what"])))
     # A worker that goes on to its next epoch has advanced since.
     starts = {(event["l"], event["pid"]): event for event in reversed(events) if event["e"] == "fetch"}
     for event in starts.values():
-        set_epochs = epochs.get(event["l"], [])
-        if event["w"] is not None and event["n"] < len(set_epochs):
-            set_epochs[event["n"]]["states"].append(event["states"])
+        epochs = sets[event["l"]]["epochs"] if event["l"] in sets else []
+        if event["w"] is not None and event["n"] < len(epochs):
+            epochs[event["n"]]["states"].append(event["states"])
     for facts in sets.values():
         facts.update({name: tuple(facts[name]) for name in _LISTS})
-    return Deliveries(
-        sets=tuple(
-            Delivered(**facts, epochs=tuple(DeliveredEpoch(**epoch) for epoch in epochs[number]))
-            for number, facts in sets.items()
-        ),
-        done=done,
-        lost=lost,
-    )
-
-
-# Facts about a machine and a workload.
+    return Deliveries(sets=tuple(Delivered(**facts) for facts in sets.values()), done=done, lost=lost)
 
 
 class Host(Record):
@@ -303,17 +287,15 @@ class Probe(Record):
     workload_unasked: tuple[str, ...] = ()
 
 
-def _sorted_mapping(value: dict[str, Any]) -> dict[str, Any]:
-    return dict(sorted(value.items()))
-
-
 class Fingerprint(Record):
     """Facts that must not change for a measurement to remain valid. Compared when a study is resumed and by profiles.
 
     ``device_uuid`` is recorded but not compared: two cards of the same model count as the same machine.
     """
 
-    values: Annotated[dict[str, str | int | float | bool | None], AfterValidator(_sorted_mapping)]
+    values: Annotated[
+        dict[str, str | int | float | bool | None], AfterValidator(lambda values: dict(sorted(values.items())))
+    ]
     device_uuid: str | None = None
 
     def _untold(self, name: str, other: Fingerprint) -> bool:

@@ -6,20 +6,9 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from autotune.base.records.base import (
-    SCHEMA_VERSION,
-    LaunchKind,
-    Phase,
-    Record,
-    Side,
-    TrialStatus,
-    Value,
-    without_former,
-)
+from autotune.base.records.base import SCHEMA_VERSION, LaunchKind, Phase, Record, Side, TrialStatus, Value
 from autotune.base.records.facts import Deliveries, Probe
 from autotune.base.records.measurement import Measurement, Surroundings
-
-# The specification of a launch.
 
 
 class WorkloadRef(Record):
@@ -352,9 +341,6 @@ class TrialSpec(Record):
     follows: bool = False
 
 
-# What a heat has compared: entrants and their turns.
-
-
 class Turn(Record):
     """One turn of an entrant: counted steps in a row.
 
@@ -370,12 +356,37 @@ class Turn(Record):
     around: Surroundings | None = None
 
 
-class HeatEntrant(Record):
+class _Ended(Record):
+    """How a configuration's training ended, in a launch or in a heat.
+
+    Attributes:
+        phase: the phase it was in.
+        cause: one sentence on what happened; ``None`` only when complete.
+        advice: what the user could change, if anything.
+        cannot_compile: the compilation failed for a reason that is this machine's and not the model's.
+        refuses: the knob whose value something in the training refuses, whatever the other knobs.
+    """
+
+    status: TrialStatus
+    phase: Phase | None = None
+    cause: str | None = None
+    advice: str | None = None
+    cannot_compile: bool = False
+    refuses: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_former(cls, data: Any) -> Any:
+        # Versions before noted a refused precision so, which is `refuses` now: a study of theirs tries it once more.
+        return {k: v for k, v in data.items() if k != "cannot_lower"} if isinstance(data, dict) else data
+
+
+class HeatEntrant(_Ended):
     """What a heat saw of one configuration.
 
     Attributes:
         status: ``complete``, or ``pruned`` if it dropped out because it was certainly behind; otherwise what it failed
-            with. phase, cause, advice, cannot_compile, refuses: of such a failure; see `TrialResult`.
+            with.
         turns: for each round, ``None`` where it took none.
         ratio, ratio_ci95: its rate on the heat's side relative to the reference's, and the 95 % interval of that;
             ``None`` without a turn in a round of the reference's.
@@ -385,21 +396,11 @@ class HeatEntrant(Record):
 
     config: dict[str, Value]
     status: TrialStatus = TrialStatus.COMPLETE
-    phase: Phase | None = None
-    cause: str | None = None
-    advice: str | None = None
-    cannot_compile: bool = False
-    refuses: str | None = None
     turns: tuple[Turn | None, ...] = ()
     ratio: float | None = None
     ratio_ci95: tuple[float, float] | None = None
     first_step_s: float | None = None
     peak_bytes: int | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_before(cls, data: Any) -> Any:
-        return without_former(data)
 
 
 class Heat(Record):
@@ -448,9 +449,6 @@ class StudyHeat(Record):
 def heat_title(number: int, side: Side) -> str:
     """Return what a heat is called while it runs."""
     return f"heat {number}" if side == "device" else f"heat {number}, of the loader"
-
-
-# The results of a launch.
 
 
 class TrainCheck(Record):
@@ -519,13 +517,10 @@ class Hold(Record):
 UNSEEN_STEPS = 4
 
 
-class TrialResult(Record):
+class TrialResult(_Ended):
     """The end of a launch, with its evidence. Written to ``result.json`` last, atomically.
 
     Attributes:
-        status: how it ended. phase: the phase it was in.
-        cause: one sentence on what happened; ``None`` only when complete.
-        advice: what the user could change, if anything.
         exit_code: as in `os.waitstatus_to_exitcode`: negative for a signal.
         unclean_exit: the launch reported success and the process died afterwards.
         rate_seen_per_s: rate of a ``pruned`` launch.
@@ -534,8 +529,6 @@ class TrialResult(Record):
             monotonic clock, to its end.
         rank: the rank that the cause refers to, of several.
         error_code: exit code of the autotune error that ended it, if one did.
-        cannot_compile: the compilation failed for a reason that is this machine's and not the model's.
-        refuses: the knob whose value something in the training refuses, whatever the other knobs.
         transient: the failure says nothing about the configuration and may not recur.
         waited_s: seconds the launch waited for the device to become idle before it began; not in `wall_s`.
         turn: of a heat that did not end by itself: whose turn it was, as an index into its entrants.
@@ -547,10 +540,6 @@ class TrialResult(Record):
 
     schema_version: int = SCHEMA_VERSION
     launch: str
-    status: TrialStatus
-    phase: Phase | None = None
-    cause: str | None = None
-    advice: str | None = None
     evidence: str | None = None
     exit_code: int | None = None
     unclean_exit: bool = False
@@ -561,8 +550,6 @@ class TrialResult(Record):
     wall_s: float = 0.0
     rank: int = 0
     error_code: int | None = None
-    cannot_compile: bool = False
-    refuses: str | None = None
     transient: bool = False
     waited_s: float = 0.0
     turn: int | None = None
@@ -580,11 +567,6 @@ class TrialResult(Record):
         if self.within is None or self.measurement is None:
             return self.wall_s
         return self.wall_s + self.measurement.startup_s + UNSEEN_STEPS * self.measurement.mean_step_s
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_before(cls, data: Any) -> Any:
-        return without_former(data)
 
 
 class Beat(Record):
@@ -604,9 +586,6 @@ class Beat(Record):
     memory_bytes: int | None = None
     turn: int | None = None
     disturbed: str | None = None
-
-
-# A trial of a study, and what was expected of it.
 
 
 class Prediction(Record):

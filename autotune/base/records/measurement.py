@@ -9,8 +9,6 @@ from pydantic import Field
 
 from autotune.base.records.base import Record
 
-# What a launch has measured, window by window, with what the machine did meanwhile.
-
 
 class Surroundings(Record):
     """The machine's activity around a window. ``None`` means unknown, never zero.

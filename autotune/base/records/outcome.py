@@ -1,4 +1,4 @@
-"""How a search has ended."""
+"""How a search has ended: with an outcome and what its proof shows of the finalists, or with an error."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from pydantic import Field
 from autotune.base.records.base import SCHEMA_VERSION, Record, Value
 from autotune.base.records.facts import DataVerdict, LeftFiles
 from autotune.base.records.launch import Hold
-
-# What the proof shows about a study's finalists: whether they train, hold, what limits them, and what each knob gave.
 
 
 class Limit(StrEnum):
@@ -125,9 +123,6 @@ class HoldVerdict(Record):
     hold: Hold | None = None
     headroom_wanted: float
     sustained_per_s: float | None = None
-
-
-# How a search has ended: with an outcome, or with an error.
 
 
 class Standing(Record):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from autotune.base.tracking.tracker import TrackedRun, Tracker
+from autotune.base.tracking import TrackedRun, Tracker
 
 _KEY = "autotune.key"
 

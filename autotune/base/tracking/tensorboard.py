@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.base.tracking.tracker import TrackedRun, Tracker
+from autotune.base.tracking import TrackedRun, Tracker
 
 
 class Tensorboard(Tracker):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.base.tracking.tracker import TrackedRun, Tracker
+from autotune.base.tracking import TrackedRun, Tracker
 
 
 class Trackio(Tracker):

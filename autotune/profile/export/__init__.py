@@ -15,7 +15,7 @@ from autotune.profile.export.format import Exported, Format, Given, Told, ToolFo
 __all__ = ["FORMATS", "Exported", "Format", "Given", "Told", "ToolFormat"]
 
 #: Modules of this folder that are not formats.
-_OTHERS = ("__main__", "by_hand", "compiling", "format", "heading", "loading", "mapping", "own", "page", "writing")
+_OTHERS = ("__main__", "format", "own")
 
 
 def _catalog() -> dict[str, Format]:

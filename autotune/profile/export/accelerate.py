@@ -9,17 +9,13 @@ accelerator.autocast():`` is around it, as it was in the trials.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from autotune.base.errors import UsageError
 from autotune.base.records import Value
-from autotune.knobs.batch_size import KNOB as BATCH_SIZE
-from autotune.knobs.compile_mode import KNOB as COMPILE
-from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
-from autotune.knobs.intra_op_threads import KNOB as THREADS
-from autotune.knobs.precision import KNOB as PRECISION
-from autotune.profile.export.format import Given, Told, ToolFormat, as_yaml, compiled, nested
+from autotune.profile.export.format import Given, Told, ToolFormat, by_knob, compiling
+
+_DYNAMO = "dynamo_config.dynamo_"
 
 
 def _precision(value: Value, given: Given) -> Told:
@@ -27,11 +23,6 @@ def _precision(value: Value, given: Given) -> Told:
         return Told({"mixed_precision": value})
     high = 'torch.set_float32_matmul_precision("high") before training' if value == "tf32" else None
     return Told({"mixed_precision": "no"}, high)
-
-
-def _compile(value: Value, given: Given) -> Told:
-    on = {"dynamo_config.dynamo_backend": "INDUCTOR", "dynamo_config.dynamo_mode": value}
-    return compiled(value, given, on, {"dynamo_config.dynamo_backend": "NO"})
 
 
 def _batch(value: Value, given: Given) -> Told:
@@ -50,13 +41,13 @@ class _Accelerate(ToolFormat):
     usage = "accelerate launch --config_file FILE train.py"
     place = 70
     start = "accelerate launch starts them"
-    knobs = {
-        PRECISION.name: _precision,
-        COMPILE.name: _compile,
-        BATCH_SIZE.name: _batch,
-        ACCUMULATION.name: _accumulation,
-        THREADS.name: lambda value, given: Told(lack=f"accelerate launch --num_cpu_threads_per_process {value}"),
-    }
+    knobs = by_knob(
+        precision=_precision,
+        compile_mode=compiling(f"{_DYNAMO}mode", on={f"{_DYNAMO}backend": "INDUCTOR"}, off={f"{_DYNAMO}backend": "NO"}),
+        batch_size=_batch,
+        gradient_accumulation=_accumulation,
+        intra_op_threads=lambda value, given: Told(lack=f"accelerate launch --num_cpu_threads_per_process {value}"),
+    )
 
     def caution(self, given: Given) -> str:
         text = "A loss outside the model runs in fp32, unless it is under `with accelerator.autocast():`."
@@ -78,9 +69,6 @@ class _Accelerate(ToolFormat):
             "use_cpu": not given.cuda,
         }
         return {**environment, **processes, "main_training_function": "main", "debug": False}
-
-    def render(self, options: Mapping[str, Any], given: Given) -> str:
-        return as_yaml(nested(options))
 
 
 FORMAT = _Accelerate()

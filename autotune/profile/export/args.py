@@ -12,31 +12,21 @@ python train.py $(autotune export STUDY --format args --map batch_size='-b {batc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
 from autotune.base.records import Value
 from autotune.knobs import KNOBS, spell
 from autotune.profile import Profile
-from autotune.profile.export.format import USUAL, Exported, Format, are_words_with, as_words, heading, mapped
+from autotune.profile.export.format import USUAL, WordsFormat, are_words_with
 
 
-class _Args(Format):
+class _Args(WordsFormat):
     name = "args"
     about = "scripts with options"
     usage = "python train.py $(cat FILE)"
     place = 40
-    takes_maps = True
-    flat = True
+    as_searched = True
 
-    def export(self, profile: Profile, maps: Mapping[str, str] = MappingProxyType({})) -> Exported:
-        flags = dict(maps) or profile.workload.flags
-        if flags:
-            words, missing = mapped(profile, flags)
-        else:
-            words, missing = [word for item in profile.configuration.items() for word in _option(*item)], []
-        line, notes = as_words(words)
-        return Exported(line, (*heading(profile), *missing, *notes))
+    def words(self, profile: Profile) -> list[str]:
+        return [word for item in profile.configuration.items() for word in _option(*item)]
 
     def is_earlier(self, text: str) -> bool:
         options = {option for name in KNOBS for option in (_flag(name), _flag(f"no_{name}"))}

@@ -11,15 +11,11 @@ twice as many workers as there are GPUs, and no option for it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from autotune.base.records import Value
-from autotune.knobs.batch_size import KNOB as BATCH_SIZE
-from autotune.knobs.compile_mode import KNOB as COMPILE
-from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
 from autotune.knobs.precision import KNOB as PRECISION
-from autotune.profile.export.format import Given, Told, ToolFormat, as_json, by_hand, compiled, is_object_with, nested
+from autotune.profile.export.format import Given, Told, ToolFormat, by_hand, by_knob, compiled, is_object_with
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 _ALWAYS = {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "dataloader_drop_last"}
@@ -48,12 +44,12 @@ class _DeepSpeed(ToolFormat):
     place = 100
     start = "deepspeed --num_gpus {ranks}"
     flat = True
-    knobs = {
-        PRECISION.name: _precision,
-        COMPILE.name: _compile,
-        BATCH_SIZE.name: _batch,
-        ACCUMULATION.name: lambda value, given: Told({"gradient_accumulation_steps": given.parts}),
-    }
+    knobs = by_knob(
+        precision=_precision,
+        compile_mode=_compile,
+        batch_size=_batch,
+        gradient_accumulation=lambda value, given: Told({"gradient_accumulation_steps": given.parts}),
+    )
 
     def caution(self, given: Given) -> str:
         text = "Compute the loss inside the model: only there it runs under torch_autocast."
@@ -61,9 +57,6 @@ class _DeepSpeed(ToolFormat):
 
     def always(self, given: Given) -> dict[str, Any]:
         return {"gradient_accumulation_steps": 1, "dataloader_drop_last": True}
-
-    def render(self, options: Mapping[str, Any], given: Given) -> str:
-        return as_json(nested(options))
 
     def is_earlier(self, text: str) -> bool:
         return is_object_with(text, _ALWAYS, {"torch_autocast"})

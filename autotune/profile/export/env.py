@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
-from types import MappingProxyType
 
 from autotune.agent.site.autotune_agent.in_place import MALLOC_KEEPS
 from autotune.knobs import spell
 from autotune.knobs.intra_op_threads import KNOB as THREADS
 from autotune.knobs.malloc import KNOB as MALLOC
 from autotune.profile import Profile, printable
-from autotune.profile.export.format import MARK, Exported, Format, heading
+from autotune.profile.export.format import MARK, NO_MAPS, Exported, Format, Maps, heading
 from autotune.space import environment
 
 _PREFIX = "AUTOTUNE_"
@@ -33,14 +31,15 @@ class _Env(Format):
     endings = (".env",)
     flat = True
 
-    def export(self, profile: Profile, maps: Mapping[str, str] = MappingProxyType({})) -> Exported:
+    def export(self, profile: Profile, maps: Maps = NO_MAPS) -> Exported:
         config, origin = profile.configuration, profile.provenance
         variables = environment(config)
         if THREADS.name in config:
             variables |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), spell(config[THREADS.name]))
         if config.get(MALLOC.name) == "keep":
             variables |= MALLOC_KEEPS
-        variables |= {_variable(name): spell(value) for name, value in config.items()}
+        names = {name: _PREFIX + re.sub(r"\W", "_", name, flags=re.ASCII).upper() for name in config}
+        variables |= {names[name]: spell(value) for name, value in config.items()}
         lines = [_FROM + shlex.quote(printable(f"{MARK}: study {origin.study}, trial {origin.trial}"))]
         lines += [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
         if config.get(MALLOC.name) == MALLOC.default:
@@ -53,7 +52,3 @@ class _Env(Format):
 
 
 FORMAT = _Env()
-
-
-def _variable(name: str) -> str:
-    return _PREFIX + re.sub(r"\W", "_", name, flags=re.ASCII).upper()

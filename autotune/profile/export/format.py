@@ -12,7 +12,7 @@ from typing import Any
 from autotune.agent.site.autotune_agent.in_place import MALLOC_KEEPS
 from autotune.base.errors import UsageError
 from autotune.base.records import CommandRef, Config, Value
-from autotune.knobs import KNOBS, Scope, spell
+from autotune.knobs import KNOBS, Knob, Scope, spell
 from autotune.knobs.alloc_conf import KNOB as ALLOCATOR
 from autotune.knobs.alloc_conf import setting_of
 from autotune.knobs.batch_memory import KNOB as BATCH_MEMORY
@@ -24,7 +24,6 @@ from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
 from autotune.knobs.gradient_accumulation import parts_of
 from autotune.knobs.gradient_compression import KNOB as COMPRESSION
 from autotune.knobs.intra_op_threads import KNOB as THREADS
-from autotune.knobs.knob import Knob
 from autotune.knobs.malloc import KNOB as MALLOC
 from autotune.knobs.memory_format import KNOB as FORMAT
 from autotune.knobs.non_blocking import KNOB as NON_BLOCKING
@@ -93,9 +92,6 @@ def are_words_with(text: str, always: Set[str], known: Callable[[str], bool], *,
         return False
     names = {w.partition("=")[0] for w in words} if equals else {w for w in words if w.startswith("-")}
     return text.count("\n") <= 1 and always <= names and all(map(known, names - always))
-
-
-# The lines at the top of an export that say where it comes from.
 
 
 def heading(profile: Profile, start: str = "torchrun --nproc-per-node={ranks}") -> list[str]:
@@ -289,6 +285,20 @@ class Told:
 
 #: Returns how a tool expresses a value. Raises `UsageError` if the tool would silently do something else with it.
 Expression = Callable[[Value, Given], Told]
+#: Words by ``KNOB`` or ``KNOB:VALUE``, as ``--map`` takes them.
+Maps = Mapping[str, str]
+NO_MAPS: Maps = MappingProxyType({})
+
+
+def by_knob(**expressions: Expression) -> dict[str, Expression]:
+    """Return how a tool expresses knobs, by their names, which must be those of knobs."""
+    assert expressions.keys() <= KNOBS.keys(), expressions.keys() - KNOBS.keys()
+    return expressions
+
+
+def by_itself(lack: str) -> Expression:
+    """Return how a knob is expressed that the tool has on by itself; ``lack``: what to do where it is off."""
+    return lambda value, given: Told() if value else Told(lack=lack)
 
 
 @dataclass(frozen=True)
@@ -331,11 +341,8 @@ class Format:
         """
         return Told()
 
-    def export(self, profile: Profile, maps: Mapping[str, str] = MappingProxyType({})) -> Exported:
+    def export(self, profile: Profile, maps: Maps = NO_MAPS) -> Exported:
         """Return a profile in this format.
-
-        Args:
-            maps: words by ``KNOB`` or ``KNOB:VALUE``, as ``--map`` takes them.
 
         Raises:
             UsageError: the result would be wrong.
@@ -367,14 +374,15 @@ class ToolFormat(Format):
         return {}
 
     def render(self, options: Mapping[str, Any], given: Given) -> str:
-        """Return the text for options, whose names have dots between sections and names."""
-        raise NotImplementedError
+        """Return the text for options, whose names have dots between sections and names: YAML, or JSON if the format
+        can have no comments."""
+        return as_json(_nested(options)) if self.flat else as_yaml(_nested(options))
 
     def told(self, name: str, value: Value, given: Given) -> Told:
         express = self.knobs.get(name)
         return Told(lack=by_hand(name, value, cuda=given.cuda)) if express is None else express(value, given)
 
-    def export(self, profile: Profile, maps: Mapping[str, str] = MappingProxyType({})) -> Exported:
+    def export(self, profile: Profile, maps: Maps = NO_MAPS) -> Exported:
         given = given_by(profile)
         options, lacks = self.always(given), []
         for name, value in given.config.items():
@@ -391,7 +399,7 @@ class ToolFormat(Format):
         return Exported("".join(f"# {line}".rstrip() + "\n" for line in lines) + body)
 
 
-def nested(options: Mapping[str, Any]) -> dict[str, Any]:
+def _nested(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options with dots in their names as nested sections."""
     root: dict[str, Any] = {}
     for name, value in options.items():
@@ -403,10 +411,29 @@ def nested(options: Mapping[str, Any]) -> dict[str, Any]:
     return root
 
 
-# The words by which a script sets a profile's knobs, as given by `--map`.
+class WordsFormat(Format):
+    """A format of words on one line: those of ``--map``, or else a word for each knob.
+
+    Attributes:
+        as_searched: without ``--map``, the one that the search was given is in force.
+    """
+
+    takes_maps = True
+    flat = True
+    as_searched = False
+
+    def words(self, profile: Profile) -> list[str]:
+        """Return the words for a profile without ``--map``."""
+        raise NotImplementedError
+
+    def export(self, profile: Profile, maps: Maps = NO_MAPS) -> Exported:
+        flags = maps or (profile.workload.flags if self.as_searched else {})
+        words, missing = _mapped(profile, flags) if flags else (self.words(profile), [])
+        line, notes = as_words(words)
+        return Exported(line, (*heading(profile), *missing, *notes))
 
 
-def mapped(profile: Profile, flags: Mapping[str, str]) -> tuple[list[str], list[str]]:
+def _mapped(profile: Profile, flags: Maps) -> tuple[list[str], list[str]]:
     """Return the words that set a profile's knobs, and a line for each knob that has none.
 
     Raises:
@@ -424,24 +451,25 @@ def mapped(profile: Profile, flags: Mapping[str, str]) -> tuple[list[str], list[
     return words_of(command, config)[1:], missing
 
 
-# Arguments of a DataLoader, which some formats have in a section of their own.
+def of_loader(prefix: str) -> dict[str, Expression]:
+    """Return how the loader's knobs are expressed by a DataLoader's own arguments, whose names get a prefix."""
 
+    def of(knob: Knob) -> Expression:
+        def told(value: Value, given: Given) -> Told:
+            context = {"multiprocessing_context": given.start_method} if knob is WORKERS and value else {}
+            return Told({f"{prefix}{name}": v for name, v in {**knob.loader_options(value), **context}.items()})
 
-_SECTION = "dataloader."
+        return told
 
-
-def of_loader(knob: Knob) -> Expression:
-    """Return how the section expresses a knob of the loader."""
-    return lambda value, given: Told({_SECTION + name: v for name, v in knob.loader_options(value).items()})
-
-
-def workers(value: Value, given: Given) -> Told:
-    """Return how the section expresses the number of workers, and how they are started."""
-    context = {f"{_SECTION}multiprocessing_context": given.start_method} if value else {}
-    return Told({**of_loader(WORKERS)(value, given).options, **context})
+    return {name: of(knob) for name, knob in KNOBS.items() if knob.scope is Scope.LOADER}
 
 
 # How a tool's own loop is told to compile, which goes wrong with some uses of CUDA graphs.
+
+
+def compiling(mode: str, *, on: Mapping[str, Any], off: Mapping[str, Any]) -> Expression:
+    """Return how a tool is told to compile by its options: one for the mode, and those for whether it compiles."""
+    return lambda value, given: compiled(value, given, {**on, mode: value}, off)
 
 
 def compiled(value: Value, given: Given, on: Mapping[str, Any] | str, off: Mapping[str, Any]) -> Told:

@@ -11,33 +11,24 @@ python train.py $(autotune export STUDY --format hydra --map batch_size='data.ba
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from types import MappingProxyType
 
 from autotune.base.records import Value
 from autotune.profile import Profile
-from autotune.profile.export.format import USUAL, Exported, Format, are_words_with, as_words, heading, mapped
+from autotune.profile.export.format import USUAL, WordsFormat, are_words_with
 
 #: Text that needs no quotes in an override, unless it would be read as another type.
 _PLAIN, _RETYPED = re.compile(r"[A-Za-z_][\w-]*", re.ASCII), ("true", "false", "null", "inf", "nan")
 _PREFIX = "++autotune."
 
 
-class _Hydra(Format):
+class _Hydra(WordsFormat):
     name = "hydra"
     about = "Hydra"
     usage = "python train.py $(cat FILE)"
     place = 120
-    takes_maps = True
-    flat = True
 
-    def export(self, profile: Profile, maps: Mapping[str, str] = MappingProxyType({})) -> Exported:
-        if maps:
-            words, missing = mapped(profile, maps)
-        else:
-            words, missing = [f"{_PREFIX}{n}={_value(v)}" for n, v in profile.configuration.items()], []
-        line, notes = as_words(words)
-        return Exported(line, (*heading(profile), *missing, *notes))
+    def words(self, profile: Profile) -> list[str]:
+        return [f"{_PREFIX}{name}={_value(value)}" for name, value in profile.configuration.items()]
 
     def is_earlier(self, text: str) -> bool:
         return are_words_with(text, {_PREFIX + name for name in USUAL}, lambda n: n.startswith(_PREFIX), equals=True)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
 from autotune.profile import Profile
-from autotune.profile.export.format import Exported, Format, as_json
+from autotune.profile.export.format import NO_MAPS, Exported, Format, Maps, as_json
 
 
 class _Json(Format):
@@ -16,12 +13,8 @@ class _Json(Format):
     place = 20
     endings = (".json",)
 
-    def export(self, profile: Profile, maps: Mapping[str, str] = MappingProxyType({})) -> Exported:
+    def export(self, profile: Profile, maps: Maps = NO_MAPS) -> Exported:
         return Exported(as_json(profile.model_dump(mode="json")))
-
-    def is_earlier(self, text: str) -> bool:
-        # It is YAML too, and recognised as such.
-        return False
 
 
 FORMAT = _Json()

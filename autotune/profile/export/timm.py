@@ -11,22 +11,12 @@ not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from autotune.base.records import Value
-from autotune.knobs.batch_size import KNOB as BATCH_SIZE
-from autotune.knobs.compile_mode import KNOB as COMPILE
-from autotune.knobs.cudnn_benchmark import KNOB as BENCHMARK
-from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
 from autotune.knobs.memory_format import KNOB as LAYOUT
-from autotune.knobs.non_blocking import KNOB as NON_BLOCKING
-from autotune.knobs.num_workers import KNOB as WORKERS
-from autotune.knobs.optimizer_impl import KNOB as OPTIMIZER
-from autotune.knobs.persistent_workers import KNOB as PERSISTENT
-from autotune.knobs.pin_memory import KNOB as PINNED
 from autotune.knobs.precision import KNOB as PRECISION
-from autotune.profile.export.format import SCALED_SGD, Given, Told, ToolFormat, as_yaml, by_hand, compiled, nested
+from autotune.profile.export.format import SCALED_SGD, Given, Told, ToolFormat, by_hand, by_itself, by_knob, compiling
 
 _NAMED = "timm:"
 _AMP = {"bf16": "bfloat16", "fp16": "float16"}
@@ -38,10 +28,6 @@ def _precision(value: Value, given: Given) -> Told:
     if value == "fp32" and given.cuda:
         return Told({"amp": False}, "train.py allows TF32 in matrix products: take that line out of it")
     return Told({"amp": False})
-
-
-def _compile(value: Value, given: Given) -> Told:
-    return compiled(value, given, {"torchcompile": "inductor", "torchcompile_mode": value}, {"torchcompile": None})
 
 
 def _layout(value: Value, given: Given) -> Told:
@@ -56,36 +42,24 @@ def _implementation(value: Value, given: Given) -> Told:
     return Told({f"opt_kwargs.{name}": value == name for name in ("foreach", "fused")}, lack)
 
 
-def _benchmark(value: Value, given: Given) -> Told:
-    return Told() if value else Told(lack="train.py turns it on: take that line out of it")
-
-
-def _persistent(value: Value, given: Given) -> Told:
-    return Told() if value else Told(lack="train.py keeps its workers, which costs their memory between epochs")
-
-
-def _non_blocking(value: Value, given: Given) -> Told:
-    return Told() if value else Told(lack="train.py copies asynchronously, unless it is run with --no-prefetcher")
-
-
 class _Timm(ToolFormat):
     name = "timm"
     about = "timm's train.py"
     usage = "python train.py -c FILE --data-dir DATA"
     place = 60
-    knobs = {
-        PRECISION.name: _precision,
-        COMPILE.name: _compile,
-        BATCH_SIZE.name: lambda value, given: Told({"batch_size": given.at_once}),
-        ACCUMULATION.name: lambda value, given: Told({"grad_accum_steps": given.parts}),
-        LAYOUT.name: _layout,
-        WORKERS.name: lambda value, given: Told({"workers": value}),
-        PINNED.name: lambda value, given: Told({"pin_mem": value}),
-        NON_BLOCKING.name: _non_blocking,
-        PERSISTENT.name: _persistent,
-        BENCHMARK.name: _benchmark,
-        OPTIMIZER.name: _implementation,
-    }
+    knobs = by_knob(
+        precision=_precision,
+        compile_mode=compiling("torchcompile_mode", on={"torchcompile": "inductor"}, off={"torchcompile": None}),
+        batch_size=lambda value, given: Told({"batch_size": given.at_once}),
+        gradient_accumulation=lambda value, given: Told({"grad_accum_steps": given.parts}),
+        memory_format=_layout,
+        num_workers=lambda value, given: Told({"workers": value}),
+        pin_memory=lambda value, given: Told({"pin_mem": value}),
+        non_blocking=by_itself("train.py copies asynchronously, unless it is run with --no-prefetcher"),
+        persistent_workers=by_itself("train.py keeps its workers, which costs their memory between epochs"),
+        cudnn_benchmark=by_itself("train.py turns it on: take that line out of it"),
+        optimizer_impl=_implementation,
+    )
 
     def caution(self, given: Given) -> str:
         return "train.py scales --lr-base with the batch by itself; --lr stays as it is written."
@@ -93,9 +67,6 @@ class _Timm(ToolFormat):
     def always(self, given: Given) -> dict[str, Any]:
         model = {"model": given.model.removeprefix(_NAMED)} if given.model.startswith(_NAMED) else {}
         return {**model, "device": "cuda" if given.cuda else "cpu", "pin_mem": False, "grad_accum_steps": 1}
-
-    def render(self, options: Mapping[str, Any], given: Given) -> str:
-        return as_yaml(nested(options))
 
 
 FORMAT = _Timm()

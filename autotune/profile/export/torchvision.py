@@ -13,14 +13,8 @@ from typing import Any
 
 from autotune.base.errors import UsageError
 from autotune.base.records import Value
-from autotune.knobs.batch_size import KNOB as BATCH_SIZE
-from autotune.knobs.cudnn_benchmark import KNOB as BENCHMARK
 from autotune.knobs.deterministic import KNOB as DETERMINISTIC
-from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
-from autotune.knobs.num_workers import KNOB as WORKERS
-from autotune.knobs.pin_memory import KNOB as PINNED
-from autotune.knobs.precision import KNOB as PRECISION
-from autotune.profile.export.format import Given, Told, ToolFormat, are_words_with, as_words
+from autotune.profile.export.format import Given, Told, ToolFormat, are_words_with, as_words, by_knob
 from autotune.workload.catalog import torchvision_task
 
 _ALWAYS = {"--device", "--batch-size", "--workers"}
@@ -44,18 +38,17 @@ def _accumulation(value: Value, given: Given) -> Told:
     return Told(lack=f"the scripts take {given.batch_size} samples in one piece, which needs more memory")
 
 
+def _as_in_script(value: Value, is_on: bool, place: str) -> Told:
+    return Told() if value == is_on else Told(lack=f"the script has it {'on' if is_on else 'off'}: change {place}")
+
+
 def _pinned(value: Value, given: Given) -> Told:
-    pins = torchvision_task(given.model) in ("classification", None)
-    return Told() if value == pins else Told(lack=f"the script has it {'on' if pins else 'off'}: change its DataLoader")
+    return _as_in_script(value, torchvision_task(given.model) in ("classification", None), "its DataLoader")
 
 
 def _benchmark(value: Value, given: Given) -> Told:
     benchmarks = torchvision_task(given.model) != "detection" and not given.config.get(DETERMINISTIC.name)
-    return (
-        Told()
-        if value == benchmarks
-        else Told(lack=f"the script has it {'on' if benchmarks else 'off'}: change that line")
-    )
+    return _as_in_script(value, benchmarks, "that line")
 
 
 class _Torchvision(ToolFormat):
@@ -64,15 +57,15 @@ class _Torchvision(ToolFormat):
     usage = "python train.py --data-path DATA $(cat FILE)"
     place = 110
     flat = True
-    knobs = {
-        PRECISION.name: _precision,
-        BATCH_SIZE.name: lambda value, given: Told({"--batch-size": given.batch_size}),
-        ACCUMULATION.name: _accumulation,
-        WORKERS.name: lambda value, given: Told({"--workers": value}),
-        PINNED.name: _pinned,
-        BENCHMARK.name: _benchmark,
-        DETERMINISTIC.name: lambda value, given: Told({"--use-deterministic-algorithms": None} if value else {}),
-    }
+    knobs = by_knob(
+        precision=_precision,
+        batch_size=lambda value, given: Told({"--batch-size": given.batch_size}),
+        gradient_accumulation=_accumulation,
+        num_workers=lambda value, given: Told({"--workers": value}),
+        pin_memory=_pinned,
+        cudnn_benchmark=_benchmark,
+        deterministic=lambda value, given: Told({"--use-deterministic-algorithms": None} if value else {}),
+    )
 
     def caution(self, given: Given) -> str:
         task = torchvision_task(given.model)

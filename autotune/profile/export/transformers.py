@@ -12,23 +12,13 @@ does. Models that take ``num_items_in_batch`` weigh accumulated parts by their t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from autotune.base.records import Value
-from autotune.knobs.batch_size import KNOB as BATCH_SIZE
-from autotune.knobs.broadcast_buffers import KNOB as BUFFERS
 from autotune.knobs.compile_mode import KNOB as COMPILE
 from autotune.knobs.ddp_bucket_cap_mb import KNOB as BUCKETS
-from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
-from autotune.knobs.non_blocking import KNOB as NON_BLOCKING
-from autotune.knobs.num_workers import KNOB as WORKERS
-from autotune.knobs.optimizer_impl import KNOB as OPTIMIZER
-from autotune.knobs.persistent_workers import KNOB as PERSISTENT
 from autotune.knobs.pin_memory import KNOB as PINNED
-from autotune.knobs.precision import KNOB as PRECISION
-from autotune.knobs.prefetch_factor import KNOB as PREFETCH
-from autotune.profile.export.format import Given, Told, ToolFormat, as_json, compiled, is_object_with, nested
+from autotune.profile.export.format import Given, Told, ToolFormat, by_knob, compiling, is_object_with, of_loader
 
 _LOADER = "dataloader_"
 
@@ -45,19 +35,6 @@ def _precision(value: Value, given: Given) -> Told:
     return Told(flags)
 
 
-def _compile(value: Value, given: Given) -> Told:
-    return compiled(value, given, {"torch_compile": True, "torch_compile_mode": value}, {"torch_compile": False})
-
-
-def _workers(value: Value, given: Given) -> Told:
-    context = {f"{_LOADER}multiprocessing_context": given.start_method} if value else {}
-    return Told({f"{_LOADER}{WORKERS.name}": value, **context})
-
-
-def _loader(name: str, value: Value) -> Told:
-    return Told({_LOADER + name: value})
-
-
 def _implementation(value: Value, given: Given) -> Told:
     optim = {"optim": "adamw_torch_fused" if value == "fused" else "adamw_torch"}
     # With adamw_torch, PyTorch chooses the implementation by itself.
@@ -71,7 +48,7 @@ _ALWAYS = {"output_dir", "per_device_train_batch_size", "use_cpu", f"{_LOADER}dr
 _SOMETIMES = {"bf16", "fp16", "tf32", "torch_compile", "torch_compile_mode", "optim", "gradient_accumulation_steps"}
 _SOMETIMES |= {BUCKETS.name, "ddp_broadcast_buffers"}
 _SOMETIMES |= {"accelerator_config", f"{_LOADER}multiprocessing_context"}
-_SOMETIMES |= {_LOADER + knob.name for knob in (WORKERS, PREFETCH, PERSISTENT)}
+_SOMETIMES |= {_LOADER + name for name in of_loader(_LOADER)}
 
 
 class _Transformers(ToolFormat):
@@ -80,20 +57,16 @@ class _Transformers(ToolFormat):
     usage = "HfArgumentParser(TrainingArguments).parse_json_file(FILE)"
     place = 80
     flat = True
-    knobs = {
-        PRECISION.name: _precision,
-        COMPILE.name: _compile,
-        BATCH_SIZE.name: lambda value, given: Told({"per_device_train_batch_size": given.at_once}),
-        ACCUMULATION.name: lambda value, given: Told({"gradient_accumulation_steps": given.parts}),
-        WORKERS.name: _workers,
-        PREFETCH.name: lambda value, given: _loader(PREFETCH.name, value),
-        PINNED.name: lambda value, given: _loader(PINNED.name, value),
-        NON_BLOCKING.name: lambda value, given: Told({"accelerator_config.non_blocking": value}),
-        PERSISTENT.name: lambda value, given: _loader(PERSISTENT.name, value),
-        OPTIMIZER.name: _implementation,
-        BUCKETS.name: lambda value, given: Told({BUCKETS.name: value}),
-        BUFFERS.name: lambda value, given: Told({"ddp_broadcast_buffers": value}),
-    }
+    knobs = of_loader(_LOADER) | by_knob(
+        precision=_precision,
+        compile_mode=compiling("torch_compile_mode", on={"torch_compile": True}, off={"torch_compile": False}),
+        batch_size=lambda value, given: Told({"per_device_train_batch_size": given.at_once}),
+        gradient_accumulation=lambda value, given: Told({"gradient_accumulation_steps": given.parts}),
+        non_blocking=lambda value, given: Told({"accelerator_config.non_blocking": value}),
+        optimizer_impl=_implementation,
+        ddp_bucket_cap_mb=lambda value, given: Told({BUCKETS.name: value}),
+        broadcast_buffers=lambda value, given: Told({"ddp_broadcast_buffers": value}),
+    )
 
     def caution(self, given: Given) -> str:
         text = "Give it your output_dir. The Trainer clips gradients unless max_grad_norm is 0."
@@ -104,9 +77,6 @@ class _Transformers(ToolFormat):
     def always(self, given: Given) -> dict[str, Any]:
         loader = {f"{_LOADER}drop_last": True, f"{_LOADER}{PINNED.name}": False}
         return {"output_dir": "trainer_output", "use_cpu": not given.cuda, **loader}
-
-    def render(self, options: Mapping[str, Any], given: Given) -> str:
-        return as_json(nested(options))
 
     def is_earlier(self, text: str) -> bool:
         return is_object_with(text, _ALWAYS, _SOMETIMES)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
 from autotune.base.errors import ProfileError
 from autotune.profile import Profile, dump, parse
-from autotune.profile.export.format import Exported, Format
+from autotune.profile.export.format import NO_MAPS, Exported, Format, Maps
 
 
 class _Yaml(Format):
@@ -17,7 +14,7 @@ class _Yaml(Format):
     place = 10
     endings = (".yaml", ".yml")
 
-    def export(self, profile: Profile, maps: Mapping[str, str] = MappingProxyType({})) -> Exported:
+    def export(self, profile: Profile, maps: Maps = NO_MAPS) -> Exported:
         return Exported(dump(profile))
 
     def is_earlier(self, text: str) -> bool:

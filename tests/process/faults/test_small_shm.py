@@ -1,8 +1,5 @@
 """A /dev/shm of 4 MiB, in its own mount namespace."""
 
-import json
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from uuid import uuid4
@@ -11,11 +8,9 @@ import pytest
 
 from autotune.base.records import Phase
 
-from .conftest import marked
+from ..alive import marked, on_small_disk  # noqa: TID252
 
 RUN_SPECS = Path(__file__).parent.parent / "run_specs.py"
-MOUNT = "mount -t tmpfs -o size=4m tmpfs /dev/shm"
-ELSEWHERE = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
 FAULTS = {
     "samples_of_2_mib": "load",  # refused when a worker shares its first batch
     "batches_shared_when_sent": "load",  # refused in the thread that sends, which PyTorch does not notice
@@ -26,22 +21,14 @@ FAULTS = {
 @pytest.fixture
 def in_small_shm(tmp_path):
     """Run specs one after the other with a small /dev/shm; return ``(result, files left in /dev/shm)`` of each."""
-    if (
-        shutil.which("unshare") is None
-        or subprocess.run([*ELSEWHERE, MOUNT], capture_output=True, check=False).returncode
-    ):
-        pytest.skip("mounting a small /dev/shm in a namespace of its own is not permitted here")
 
     def run(specs):
         files = [tmp_path / f"{i}.json" for i in range(len(specs))]
         for file, spec in zip(files, specs, strict=True):
             file.write_text(spec.model_dump_json())
         mark = f"test-{uuid4().hex}"
-        command = [*ELSEWHERE, f'{MOUNT} && exec "$@"', "sh", sys.executable, str(RUN_SPECS), mark, *map(str, files)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stderr
+        lines = on_small_disk("/dev/shm", "4m", sys.executable, RUN_SPECS, mark, *files)
         assert marked(mark) == {}
-        lines = [json.loads(line) for line in done.stdout.splitlines()]
         return [(line["result"], line["shm"]) for line in lines if "result" in line]
 
     return run

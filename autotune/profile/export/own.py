@@ -1,23 +1,24 @@
 """A format of the user's own: a function ``export(profile: dict) -> str`` that runs in a small process of its own.
 
-The parent runs no user code: it hands the profile over as JSON, and takes the text back.
+The parent runs no user code: it hands the profile over as JSON, and takes the text back. The process is
+``python -P -m autotune.profile.export.own SOURCE``, which writes ``{"text": …}`` or ``{"error": …}``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 from autotune.base.errors import UsageError
 from autotune.profile import Profile
-from autotune.profile.export.format import Exported, Format
+from autotune.profile.export.format import NO_MAPS, Exported, Format, Maps
+from autotune.workload.scoring import load
 
 #: Writing a text takes a moment; a function that takes longer than this is stuck.
 EXPORT_S = 20.0
@@ -47,7 +48,7 @@ class OwnFormat(Format):
             raise UsageError(f"{source!r} is no format", advice="write it as FILE.py or package.module:NAME.")
         self.name = source
 
-    def export(self, profile: Profile, maps: Mapping[str, str] = MappingProxyType({})) -> Exported:
+    def export(self, profile: Profile, maps: Maps = NO_MAPS) -> Exported:
         """Return what the function makes of the profile.
 
         Raises:
@@ -79,5 +80,28 @@ class OwnFormat(Format):
             raise UsageError(f"format {self.name}: {answer['error']}", advice=_ADVICE)
         return Exported(answer["text"])
 
-    def is_earlier(self, text: str) -> bool:
-        return False
+
+def _main(source: str) -> None:
+    """Write the answer as one line on stdout. Only in the process of its own: it runs the user's code."""
+    # Redirect what the function prints to stderr, so that it does not mix with the answer.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    try:
+        if source.endswith(".py"):
+            export = load(Path(source).absolute()).export
+        else:
+            sys.path.insert(0, os.getcwd())
+            module, _, name = source.partition(":")
+            export = getattr(importlib.import_module(module), name)
+        text = export(json.load(sys.stdin))
+        if not isinstance(text, str):
+            raise TypeError(f"it returned {type(text).__name__}, not text")
+        text.encode()
+        answer = {"text": text}
+    except (Exception, SystemExit) as error:
+        answer = {"error": f"{type(error).__name__}: {error}"}
+    answers.write(json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])
