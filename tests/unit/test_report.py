@@ -254,7 +254,7 @@ def test_the_space_is_shown_with_its_refusals(probe: Probe, host: Host) -> None:
     assert "tf32, fp16: needs a CUDA device" in said
     assert "64, 128, (baseline: 32)" in said
     assert "pin_memory page-locked host memory not here needs a CUDA device" in said
-    assert "Legal here: 2,400 configurations." in said
+    assert "Legal here: 4,704 configurations." in said
 
 
 def test_a_huge_grid_is_not_counted_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,7 +199,7 @@ def test_a_card_that_does_not_answer_does_not_mean_the_cpu(cards):
         ("narrowed", "checkpointing", "did you mean workload.checkpointing?"),
         ("baseline", "chekpointing", "did you mean workload.checkpointing?"),
         ("fixed", "workload.chekpointing", "did you mean workload.checkpointing?"),
-        ("narrowed", "batchsize", "did you mean batch_size?"),
+        ("narrowed", "batchsize", "did you mean batch_size or batch_memory?"),
         ("fixed", "precison", "did you mean precision?"),
     ],
 )

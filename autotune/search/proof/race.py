@@ -236,7 +236,10 @@ class Comparison:
         # It is at least the uncertainty within the launches' own windows.
         within_sd = math.sqrt(mean(se**2 for se in errors)) if errors else 0.0
         self._prior = replace(noise, sd=within_sd, learnt=False) if stats.outdone(noise, within_sd) else noise
-        launches = {e.name: [m.samples_per_s for m in e.launches] for e in entrants if e.again}
+        # A trial that was picked for its rate differs from later launches by more than these do from each other: it is
+        # asked only where there are too few of them.
+        seen = {e.name: e.again if len(e.again) > LEAST_LAUNCHES else e.launches for e in entrants if e.again}
+        launches = {name: [m.samples_per_s for m in measurements] for name, measurements in seen.items()}
         self._rounds = (
             stats.compare_rounds(self._rows, prior=self._prior, launches=launches) if len(self._rows) > 1 else None
         )
