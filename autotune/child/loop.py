@@ -53,7 +53,7 @@ class Taken:
     """One step of an open window.
 
     Attributes:
-        wait_s, made_s, ready: see `Delivery`. host_s: host time of the step without the wait.
+        wait_s, made_s, handed_s: see `Delivery`. host_s: host time of the step without the wait.
         events: recorded before and after the step; ``None`` on a CPU.
     """
 
@@ -63,7 +63,7 @@ class Taken:
     host_s: float
     samples: int
     events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
-    ready: bool = False
+    handed_s: float | None = None
 
 
 def timed(taken: Sequence[Taken]) -> tuple[Timed, ...]:
@@ -84,7 +84,8 @@ def timed(taken: Sequence[Taken]) -> tuple[Timed, ...]:
                 wait_s = min(wait_s, max(0.0, previous.elapsed_time(start) / 1e3))
             previous = end
         loss = None if t.loss is None else checked(t.loss)
-        steps.append(Timed(step_s, wait_s, device_s, t.made_s, loss, wait_s if t.ready else 0.0))
+        handed_s = None if t.handed_s is None else min(t.handed_s, wait_s)
+        steps.append(Timed(step_s, wait_s, device_s, t.made_s, loss, handed_s))
     return tuple(steps)
 
 
@@ -242,7 +243,7 @@ class Loop:
         host_s = time.monotonic() - began if self.work is not None else 0.0
         self._number += 1
         self.beats.step(self._number, rate_per_s=self.windows.rate_per_s)
-        return Taken(loss, delivery.wait_s, delivery.made.seconds, host_s, samples, events, delivery.ready)
+        return Taken(loss, delivery.wait_s, delivery.made.seconds, host_s, samples, events, delivery.handed_s)
 
     def _close_window(self, taken: list[Taken], began: float, *, late: bool) -> float:
         """Synchronize, book the window, and return the time at which it ended.

@@ -7,8 +7,9 @@ tensor of the batch is gone. Samples and their order are the same.
 
 Helps: large batches whose samples are made quickly.
 
-Hurts: each worker holds as many batches as were ever in use at once. Batches with shapes that vary mostly take
-PyTorch's way, and so does everything made by a collate function other than PyTorch's.
+Hurts: each worker holds two or three batches more. Batches with shapes that vary mostly take PyTorch's way, and so does
+everything made by a collate function other than PyTorch's. A training that itself puts a batch into shared memory while
+it holds a NumPy view of it is not to use slots: the view would not move along.
 
 Source: https://man7.org/linux/man-pages/man2/memfd_create.2.html
 """
@@ -21,6 +22,9 @@ from typing import Any
 
 from autotune.base.records import Config, Value
 from autotune.knobs.knob import Door, Expected, Knob, Refusal, Scope
+
+#: Slots of one worker: see `autotune_agent.slots`.
+MOST_SLOTS = 16
 
 
 class BatchMemory(Knob):

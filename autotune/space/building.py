@@ -9,6 +9,7 @@ from functools import cached_property
 from autotune.base.errors import MORE_SHM, ImpossibleError, UnknownNameError, UsageError
 from autotune.base.records import Config, Host, Probe, Value
 from autotune.knobs import KNOBS, SiteFacts, answer_to, spell
+from autotune.knobs.batch_memory import in_slots
 from autotune.knobs.compile_mode import eager
 from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
 from autotune.knobs.num_workers import KNOB as WORKERS
@@ -27,6 +28,8 @@ from autotune.space.configuration import (
 
 #: Approximate memory of a worker forked from a process with torch loaded, from copied pages.
 WORKER_BYTES = 200 * 2**20
+#: Batches in slots of a worker besides those of its queue: its first, and those that a training holds.
+_BESIDES_QUEUE = 2
 #: File descriptors of a training in addition to its batches, and of each worker (pipes and sentinel).
 OWN_DESCRIPTORS = 64
 WORKER_DESCRIPTORS = 3
@@ -168,7 +171,8 @@ class Space:
                     f"{workers} workers would queue {shared / 2**20:.0f} MiB, /dev/shm has "
                     f"{self.shm_bytes / 2**20:.0f} MiB ({MORE_SHM})"
                 )
-            needed = self._bytes_of(queued_batches(config), config) + workers * WORKER_BYTES
+            held = queued_batches(config) + _BESIDES_QUEUE * workers * in_slots(config)
+            needed = self._bytes_of(held, config) + workers * WORKER_BYTES
             if needed > self.memory_bytes:
                 return (
                     f"{workers} workers and their queues would take {needed / 2**20:.0f} MiB of host memory, "

@@ -10,7 +10,7 @@ from autotune.base.errors import UnknownNameError, UsageError
 from autotune.base.records import Config, Host, TrialStatus, Value
 from autotune.knobs import KNOBS, Knob, Maths, Scope, spell
 from autotune.knobs.batch_memory import KNOB as BATCH_MEMORY
-from autotune.knobs.batch_memory import in_slots
+from autotune.knobs.batch_memory import MOST_SLOTS, in_slots
 from autotune.knobs.compile_mode import CUDAGRAPH_MODES, compiles, eager, mode_of
 from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
 from autotune.knobs.gradient_accumulation import parts_of
@@ -287,7 +287,7 @@ class Lessons:
             _least(self._oom, memory_part(config), samples_at_once(config))
         elif status is TrialStatus.HOST_OOM:
             self._host_oom.setdefault(memory_part(config), []).append((samples_at_once(config), batch, queued))
-        elif status is TrialStatus.SHM_EXHAUSTED and queued:
+        elif status is TrialStatus.SHM_EXHAUSTED and queued and not in_slots(config):
             _least(self._shm, _part(config, ()), shared_batches(config) * batch)
         elif status is TrialStatus.COMPILE_FAILED:
             _least(self._compile, _part(config, _COMPILED), samples_at_once(config))
@@ -370,9 +370,10 @@ def queued_batches(config: Config) -> int:
 
 
 def shared_batches(config: Config) -> int:
-    """Return the number of batches in /dev/shm at once: those that workers hold, or the first of each if others lie in
-    slots."""
-    return workers_of(config) if in_slots(config) else queued_batches(config)
+    """Return the number of batches in /dev/shm at once: those that workers hold; with slots, the first of each worker,
+    and those for which there are no more slots."""
+    workers, queued = workers_of(config), queued_batches(config)
+    return workers + max(0, queued - MOST_SLOTS * workers) if in_slots(config) else queued
 
 
 def _part(config: Config, names: tuple[str, ...]) -> _Part:

@@ -24,7 +24,7 @@ from autotune.stats.rate import LaunchNoise, Rate, t_of_largest, t_quantile
 #: interleaved. Eight degrees of freedom, because the figures come from other machines. The noisiest training seen, a
 #: small one, differed by 12 % from launch to launch, and one that waits for its loader does so on a card, too.
 PRIORS = {
-    "cpu": LaunchNoise(0.05, 8, False, least=0.003, most=0.3),
+    "cpu": LaunchNoise(0.05, 8, False, least=0.003, most=0.3, straggles=True),
     "cuda": LaunchNoise(0.003, 8, False, least=0.0002, most=0.3),
 }
 #: See `outdone`.
@@ -318,7 +318,7 @@ class ComparedRounds(Generic[K]):
         noise: of one launch relative to the others of its round; excludes drift.
         total: noise of one launch at any time; includes drift from round to round.
         fit: the fitted effects of the contenders.
-        own: total noise of those contenders whose launches differ by much less, or much more, than the others'.
+        own: total noise of those contenders whose launches differ by much more than the others', or by much less.
         others: total noise of the rest.
     """
 
@@ -407,7 +407,8 @@ def compare_rounds(
     fourth = sum(part**2 / n for part, n in ((all_squares - squares, fit.round_degrees), (squares, degrees)) if n)
     total = _learnt(all_squares, all_degrees, all_squares**2 / fourth if fourth else all_degrees, prior)
     own = _own_noises(launches, prior)
-    rest_squares, rest_degrees = within([rates for name, rates in launches.items() if name not in own])
+    rest = [] if prior.straggles else [rates for name, rates in launches.items() if name not in own]
+    rest_squares, rest_degrees = within(rest)
     return ComparedRounds(
         rows,
         noise=_learnt(squares, degrees, degrees, prior),
@@ -419,8 +420,9 @@ def compare_rounds(
 
 
 def _own_noises(launches: Mapping[K, Sequence[float]], prior: LaunchNoise) -> dict[K, LaunchNoise]:
-    """Return the noise of those contenders whose launches differ by much less, or much more, than all others', by the
-    ratio of their variances (Snedecor & Cochran, Statistical Methods, ch. 13).
+    """Return the noise of those contenders whose launches differ by much more, or much less, than all others', by the
+    ratio of their variances (Snedecor & Cochran, Statistical Methods, ch. 13). Where any launch may straggle, those
+    that differ little have had luck so far, and have the noise of all.
 
     Launches that copy from memory that is not pinned differ by 5 to 15 % beside an H200, others by 0.2 %. With the
     noise pooled over one of the former and two of the latter, a 95 % interval of their ratio holds the truth in 84 % of
@@ -437,7 +439,7 @@ def _own_noises(launches: Mapping[K, Sequence[float]], prior: LaunchNoise) -> di
         if degrees < LEAST_DEGREES or other_degrees < LEAST_DEGREES or not other_squares:
             continue
         below = float(fdtr(degrees, other_degrees, squares / degrees / (other_squares / other_degrees)))
-        if 2 * min(below, 1 - below) < _OWN:
+        if 2 * min(1.0 if prior.straggles else below, 1 - below) < _OWN:
             found[name] = _learnt(squares, degrees, degrees, prior)
     return found
 

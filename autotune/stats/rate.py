@@ -98,6 +98,7 @@ class LaunchNoise:
         sd: standard deviation of the logarithm of one launch's rate. degrees: degrees of freedom of that estimate.
         learnt: estimated from repeats; otherwise assumed.
         least, most: between which standard deviations lie on machines of this kind, as far as has been seen.
+        straggles: whether now and then a launch is much slower than its equals on such machines.
     """
 
     sd: float
@@ -105,6 +106,7 @@ class LaunchNoise:
     learnt: bool
     least: float = 0.0
     most: float = math.inf
+    straggles: bool = False
 
 
 @dataclass(frozen=True)

@@ -239,6 +239,8 @@ class Delivery:
         ready: whether it was finished before it was requested, so that the wait is only the time to take it from the
             queue.
         turned: whether it is the first of a new epoch. If a loader does not know its length, this is known only now.
+        handed_s: the part of `wait_s` in which it was handed over: it had been made, and something from the workers was
+            there to be received, when it was requested; ``None`` if that is not known.
     """
 
     batch: Any
@@ -246,6 +248,7 @@ class Delivery:
     made: Made
     ready: bool
     turned: bool = False
+    handed_s: float | None = None
 
 
 class Source(Protocol):
@@ -321,6 +324,7 @@ class Feed:
         return self._left == 0 and self._dealt > 0
 
     def next(self) -> Delivery:
+        arrived = self._has_arrived()
         start = time.monotonic()
         turned = self.epoch_over
         try:
@@ -338,7 +342,9 @@ class Feed:
             self.first_batch_s = made.finished_s - self._started if self.workers else now - start
         if turned:
             self.turns_s.append(now - start)
-        return Delivery(batch, now - start, made, made.finished_s <= start, turned)
+        ready = made.finished_s <= start
+        handed_s = None if arrived is None or batch is item else now - start if arrived and ready else 0.0
+        return Delivery(batch, now - start, made, ready, turned, handed_s)
 
     def force_turn(self) -> None:
         """End this epoch early and time the start of the next one. Batches in flight are discarded."""
@@ -352,6 +358,18 @@ class Feed:
         if shut_down is not None:
             shut_down()
         self._iterator = iter(())
+
+    def _has_arrived(self) -> bool | None:
+        """Return whether something that workers have sent waits to be received; ``None`` if that cannot be known.
+
+        If a batch that was made is not in the pipe, it is still with its worker, whose thread pickles it.
+        """
+        results = getattr(self._iterator, "_worker_result_queue", None)
+        reader = getattr(results, "_reader", None)
+        try:
+            return None if reader is None else bool(reader.poll())
+        except OSError:
+            return None
 
     def _turn(self) -> Any:
         # Like a plain loop, drop the old iterator and its workers before starting the next.

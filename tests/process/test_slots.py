@@ -6,8 +6,12 @@ import collections
 import gc
 import os
 import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -141,11 +145,11 @@ def test_a_batch_outlives_its_worker_and_the_slots_of_the_dead_are_forgotten() -
         copy = copied(last)
         gc.collect()
         assert same(last, copy)
-    alive = {name for name in slots._lent_by if os.path.exists(f"/proc/{name.split('-')[0]}")}
+    alive = {name for name in slots._mapped if os.path.exists(f"/proc/{name.split('-')[0]}")}
     del last, batch
     for _ in loader(data):
         pass
-    assert not alive & slots._lent_by.keys() and len(slots._lent_by) <= WORKERS * slots._MOST
+    assert not alive & slots._mapped.keys() and len(slots._mapped) <= WORKERS * slots.MOST
 
 
 def test_a_killed_worker_is_an_error_as_ever_and_the_next_epoch_is_whole() -> None:
@@ -240,6 +244,94 @@ def test_what_a_forked_process_drops_the_training_still_has() -> None:
     assert torch.equal(held[0], copy)
 
 
+def test_what_a_forked_process_was_given_stays_although_the_training_drops_it() -> None:
+    """A process that saves a batch, which fork has handed to it."""
+    batches = iter(loader(Samples(lambda index: (image(index), index), 400), persistent_workers=True))
+    next(batches), next(batches), next(batches)
+    batch = next(batches)
+    copy, (ended, end) = copied(batch), os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(end)
+        os.read(ended, 1)
+        os._exit(0 if same(batch, copy) else 1)
+    del batch
+    for _ in range(60):
+        next(batches)
+    os.write(end, b"x")
+    assert os.waitpid(child, 0)[1] == 0
+    # The worker has made another slot in its place, and the rest goes on.
+    assert len(places(batches)) == 36
+
+
+class Own(dict):  # type: ignore[type-arg]
+    """A mapping that changes tensors, and leaves anything else out."""
+
+    def update(self, values: Any) -> None:  # type: ignore[override]
+        super().update({name: value + 1 for name, value in values.items() if isinstance(value, torch.Tensor)})
+
+
+def test_functions_and_mappings_of_the_users_own_see_tensors() -> None:
+    data = Samples(lambda index: Own(image=image(index), number=index))
+    plain, ours = list(loader(data, default_collate)), list(loader(data))
+    assert all(map(same, plain, ours)) and set(ours[5]) == {"image", "number"}
+
+    def wrapped(samples: list[Any]) -> Any:
+        batch = collate_in_slots(samples)
+        return batch[0] * 2, batch[1]
+
+    data = Samples(lambda index: (image(index), index))
+    doubled = [(images * 2, numbers) for images, numbers in loader(data, default_collate)]
+    assert all(same(list(one), list(other)) for one, other in zip(doubled, loader(data, wrapped), strict=True))
+
+
+def test_pytorchs_function_that_was_extended_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the documentation of ``default_collate`` shows."""
+
+    def stacked(samples: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
+        return torch.stack(list(samples)).float() / 255
+
+    data = Samples(lambda index: torch.full((3, 4), index, dtype=torch.uint8))
+    monkeypatch.setitem(slots.pytorchs.default_collate_fn_map, torch.Tensor, stacked)
+    assert slots.why_not(default_collate) is not None
+    assert all(map(same, list(loader(data, default_collate)), loader(data)))
+
+
+def test_threads_may_have_loaders_of_their_own() -> None:
+    data, sums = Samples(lambda index: (image(index), index), 40), []
+
+    def train() -> None:
+        for _ in range(6):
+            sums.append(sum(int(numbers.sum()) for _, numbers in loader(data)))
+
+    threads = [threading.Thread(target=train) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sums == [sum(range(40))] * 18
+
+
+def test_memory_does_not_outlive_the_loader() -> None:
+    """The workers give it back at their end, even if a burst of batches was kept."""
+    data = Samples(lambda index: (torch.full((2**18,), float(index)), index), 240)
+    before = held_bytes()
+    kept = [batch for number, batch in enumerate(loader(data)) if number < 40]
+    assert len(kept) == 40 and held_bytes() > before + 32 * 2**20
+    del kept
+    for _ in loader(data):
+        pass
+    gc.collect()
+    assert held_bytes() < before + 16 * 2**20
+
+
+def held_bytes() -> int:
+    """Bytes of the slots that this process has mapped, as far as they take memory."""
+    files = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    links = [name for name in files if os.path.lexists(name) and "memfd:autotune" in os.readlink(name)]
+    return sum(512 * os.stat(name).st_blocks for name in links)
+
+
 def test_without_workers_it_is_pytorchs_own() -> None:
     batches = loader(Samples(everything), num_workers=0, prefetch_factor=None)
     assert all(map(same, list(loader(Samples(everything), default_collate)), batches))
@@ -249,7 +341,62 @@ def test_workers_that_are_spawned_have_slots_too() -> None:
     data = Samples(everything)
     plain = list(loader(data, default_collate))
     assert all(map(same, plain, loader(data, multiprocessing_context="spawn")))
-    assert any(slots._lent_by)
+    assert slots._mapped
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import torch
+from torch.utils.data import DataLoader, Dataset
+from autotune_agent.loaders import LoaderDoor
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return torch.tensor(float(index))
+
+def negated(samples):
+    return -torch.stack(samples)
+
+door = LoaderDoor([], lambda: True, rescue=lambda error: None)
+door.install()
+loader = DataLoader(Numbers(), batch_size=4, num_workers=1)
+slots = {"batch_memory": "slots", "num_workers": 2}
+
+def epoch(told=None):
+    refused = ""
+    if told is not None:
+        try:
+            door.switch(told)
+        except RuntimeError as error:
+            refused = str(error)
+    print([int(batch.sum()) for batch in loader], loader.num_workers, loader.collate_fn.__name__, refused)
+
+epoch(), epoch(slots), epoch({"num_workers": 2}), epoch(slots)
+loader.collate_fn = negated
+epoch(), epoch({"num_workers": 2}), epoch(slots), epoch({})
+"""
+
+
+def test_a_scripts_own_function_stays_whenever_it_is_set() -> None:
+    """It mixes its samples from some epoch on, while others of its loader's arguments are tried."""
+    site = str(Path(slots.__file__).parents[1])
+    words = [sys.executable, "-W", "ignore", "-c", SCRIPT, site]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120)
+    plain, mixed, refused = "[6, 22, 38]", "[-6, -22, -38]", "batches are made by a function of its own"
+    assert [line.rstrip() for line in done.stdout.splitlines()] == [
+        f"{plain} 1 default_collate",
+        f"{plain} 2 collate_in_slots",
+        f"{plain} 2 default_collate",
+        f"{plain} 2 collate_in_slots",
+        f"{mixed} 2 negated",
+        f"{mixed} 2 negated",
+        f"{mixed} 2 negated {refused}",
+        f"{mixed} 1 negated",
+    ]
 
 
 def test_only_pytorchs_collate_function_has_slots() -> None:

@@ -85,7 +85,7 @@ def test_a_race_that_shows_nothing_gives_its_time_to_those_left_out(tmp_path: Pa
     """The trials with bf16 seem faster than they are, and nothing else is worth a trial."""
     world = World(tmp_path)
     # By most seeds either all that seem faster fit into one race, or none of those left out fits into the rest.
-    honest = script_of(1.0, 1.0, wrong=False, seed=34)
+    honest = script_of(1.0, 1.0, wrong=False, seed=8)
 
     def script(spec: TrialSpec) -> Play:
         found = honest(spec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from pathlib import Path
 
@@ -27,9 +28,10 @@ def drop(path: Path) -> bool:
 
 
 def resident(path: Path) -> bool:
-    descriptor = os.open(path, os.O_RDONLY)
+    """Whether all of a file is in the page cache."""
+    descriptor, size = os.open(path, os.O_RDONLY), path.stat().st_size
     try:
-        return page_cache._resident(descriptor, path.stat().st_size)
+        return page_cache._resident_pages(descriptor, size) == -(-size // mmap.PAGESIZE)
     finally:
         os.close(descriptor)
 

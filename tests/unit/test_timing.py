@@ -60,10 +60,9 @@ def test_a_wait_for_the_loader_counts_if_the_device_was_idle_meanwhile() -> None
 
 
 def test_waits_for_what_was_made_are_for_the_hand_over() -> None:
-    taken = [
-        Taken(None, wait_s, 0.02, 0.3, 8, ready=ready) for wait_s, ready in ((0.1, True), (0.2, False), (0.0, True))
-    ]
-    assert [step.handed_s for step in timed(taken)] == [0.1, 0.0, 0.0]
+    waits = ((0.1, 0.1), (0.2, 0.0), (0.0, 0.05), (0.1, None))
+    taken = [Taken(None, wait_s, 0.02, 0.3, 8, handed_s=handed_s) for wait_s, handed_s in waits]
+    assert [step.handed_s for step in timed(taken)] == [0.1, 0.0, 0.0, None]
 
 
 def test_one_step_and_steps_on_a_cpu_are_timed_by_the_host() -> None:

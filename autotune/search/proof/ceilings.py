@@ -25,7 +25,7 @@ from autotune.base.records import (
     Value,
 )
 from autotune.knobs import KNOBS
-from autotune.knobs.batch_memory import in_slots
+from autotune.knobs.batch_memory import KNOB as BATCH_MEMORY
 from autotune.knobs.compile_mode import compiles
 from autotune.knobs.knob import UNKNOWN
 from autotune.knobs.num_workers import WORKERS, workers_of
@@ -323,7 +323,8 @@ def verdict(
     """
     if handed:
         copies = " and copies them to pinned memory" if config.get(PINNED.name) else ""
-        less = "smaller samples" if in_slots(config) else "smaller samples, or batch_memory=slots,"
+        offered = config.get(BATCH_MEMORY.name) == BATCH_MEMORY.default
+        less = "smaller samples, or batch_memory=slots," if offered else "smaller samples"
         return Limit.HAND_OVER, (
             f"{Limit.HAND_OVER}: for {percent_text(handed)} of a step, batches that workers have made wait for the one "
             f"thread of the training's process that receives them{copies}: {less} would take less, and more workers "

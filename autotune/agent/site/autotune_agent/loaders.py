@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import sys
 import time
 import weakref
 from collections import deque
@@ -264,7 +265,7 @@ _SHM_PART = 0.25
 #: Where nothing was compared, looking at a data set may take this many times as long: seconds, once.
 _THOROUGH = 20
 #: The arguments of a loader that are set.
-_ARGUMENTS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "collate_fn")
+_ARGUMENTS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
 
 
 class LoaderDoor:
@@ -385,7 +386,7 @@ class LoaderDoor:
         opened = {p: w for p, w in now.opened_since(before).items() if w.startswith(("the open", "an open"))}
         if opened:
             path, words = next(iter(opened.items()))
-            loader.__dict__.update(self._own[loader])
+            loader.__dict__.update(self._own[loader], collate_fn=_own_collate(loader.collate_fn))
             say(f"workers are the script's own again: they would share {words} ({path}), which was opened meanwhile")
 
     def _install_relays(self) -> None:
@@ -422,7 +423,8 @@ class LoaderDoor:
 
     def _is_tried(self, loader: Any) -> bool:
         """Whether a loader has other arguments than the script's own."""
-        return any(getattr(loader, name) != value for name, value in self._own[loader].items())
+        is_set = any(getattr(loader, name) != value for name, value in self._own[loader].items())
+        return is_set or loader.collate_fn is not _own_collate(loader.collate_fn)
 
     def _set(self, loader: Any) -> None:
         wanted: dict[str, Any] = {}
@@ -464,9 +466,12 @@ class LoaderDoor:
             RuntimeError: a loader cannot have them.
         """
         for loader in list(self._own):
-            original = self._own[loader]
-            wanted = {**original, **self._completed(loader, told)} if told else original
-            before = {name: getattr(loader, name) for name in _ARGUMENTS}
+            own = self._own[loader]
+            wanted = {
+                **own,
+                **(self._completed(loader, told) if told else {"collate_fn": _own_collate(loader.collate_fn)}),
+            }
+            before = {name: getattr(loader, name) for name in wanted}
             if wanted == before:
                 self._deliver(loader)
                 continue
@@ -580,8 +585,7 @@ class LoaderDoor:
             RuntimeError: its batches cannot lie where they are to.
         """
         told = dict(told)
-        own = self._own[loader]["collate_fn"] if loader in self._own else loader.collate_fn
-        told["collate_fn"] = _collate(own, told.pop("batch_memory", None))
+        told["collate_fn"] = _collate(loader.collate_fn, told.pop("batch_memory", None))
         workers = told.get("num_workers", loader.num_workers)
         if workers == 0:
             return {**told, "prefetch_factor": None, "persistent_workers": False}
@@ -638,23 +642,29 @@ def _iterating(loader: Any, arguments: dict[str, Any]) -> Iterator[Any]:
             iterator._shutdown_workers()
 
 
-def _collate(own: Any, batch_memory: str | None) -> Any:
+def _collate(now: Any, batch_memory: str | None) -> Any:
     """Return the function that makes batches where they are to lie.
 
     Args:
-        own: the script's.
+        now: the one that a loader has; a script may change it at any time.
 
     Raises:
         RuntimeError: its batches cannot lie there.
     """
     if batch_memory != "slots":
-        return own
+        return _own_collate(now)
     from autotune_agent import slots
 
-    reason = slots.why_not(own)
+    reason = slots.why_not(_own_collate(now))
     if reason is not None:
         raise RuntimeError(reason)
     return slots.collate_in_slots
+
+
+def _own_collate(now: Any) -> Any:
+    """Return the script's own function, of the one that a loader has now."""
+    slots = sys.modules.get("autotune_agent.slots")
+    return slots.default_collate if slots is not None and now is slots.collate_in_slots else now
 
 
 def _shared_memory_bytes() -> float:
@@ -703,7 +713,7 @@ def _why_not(loader: Any, told: dict[str, Any], state: dataset_state.Kept) -> st
     if told.get("batch_memory") == "slots":
         from autotune_agent import slots
 
-        return slots.why_not(loader.collate_fn)
+        return slots.why_not(_own_collate(loader.collate_fn))
     return None
 
 
