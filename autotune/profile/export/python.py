@@ -202,8 +202,8 @@ def _slots() -> str:
     """Return the source of the agent's ``slots``, which needs nothing but torch."""
     spec = find_spec("autotune.agent.site.autotune_agent.slots")
     assert spec is not None and spec.origin is not None
-    source = Path(spec.origin).read_text(encoding="utf-8")
-    return source[source.index("import itertools") :].strip()
+    _, _, source = Path(spec.origin).read_text(encoding="utf-8").partition("from __future__ import annotations\n")
+    return source.strip()
 
 
 def _literal(value: Any) -> str:
