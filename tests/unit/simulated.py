@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from rich.console import Console
 
@@ -27,13 +28,14 @@ from autotune.base.records import (
 from autotune.profile import Profile, read
 from autotune.report import best_table, read_material, report_on, to_markdown
 from autotune.report.panel import PlainLines
-from autotune.search import Environment, search
+from autotune.search import Environment, search, setup
 from autotune.space import key
 from autotune.study.tables import read_heats, read_trials
-from tests.support import Play, ScriptedLauncher, make_probe
+from tests.support import Play, ScriptedLauncher, make_host, make_probe
 
 from .world import World
 
+HOST = make_host(cores=2)
 #: Standard deviations of one launch. The largest are what shared virtual cores have shown.
 NOISES = (0.003, 0.02, 0.05, 0.1)
 #: A speedup as it is printed.
@@ -152,7 +154,9 @@ def simulate(seed: int, folder: Path) -> Searched:
         changes["baseline"] = dict([rng.choice((("num_workers", "2"), ("memory_format", "channels_last")))])
     pinned = tuple(dict(changes.get("fixed", {})))
     try:
-        found = search(world.spec(**changes), folder, env)
+        # One seed, one search, on any machine.
+        with patch.object(setup, "read_host", lambda: HOST):
+            found = search(world.spec(**changes), folder, env)
     except (MachineError, InfeasibleError, NoVerdictError) as error:
         return Searched(
             machine, world, lines.getvalue(), pinned, error=str(error), trials=tuple(read_trials(world.files))
