@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from autotune.agent.site.autotune_agent.slots import collate_in_slots
 from autotune.machine.host import read_host
 
-WORKERS, PREFETCH, TURNS = 2, 2, 5
-TURN_S = 3.0
+WORKERS, PREFETCH, TURNS = 2, 2, 3
+TURN_S = 2.0
 #: Shape and type of a sample, and samples of a batch.
 DATA = [
     ((3, 224, 224), torch.float32, 128),

@@ -63,8 +63,8 @@ def made_here(folder: Path, searching_here: None) -> Path:
     typed_here(folder, (*SEARCH, "--study", "new", "--trials", "1", "--budget", "6s"))
     now, then = attributes(folder / "studies" / "new"), attributes(folder / "studies" / "stopped")
     knobs_now, knobs_then = (json.loads(each["autotune_space"]) for each in (now, then))
-    # A knob of a newer version, which the study goes on without.
-    assert knobs_now.pop("malloc") == ["default", "keep"]
+    # Knobs of newer versions, which the study goes on without.
+    assert knobs_now.pop("malloc") == ["default", "keep"] and knobs_now.pop("batch_memory") == ["fresh", "slots"]
     knobs_now["baseline"].remove("malloc=default")
     assert knobs_now == knobs_then
     # A smaller budget, most of it unspent: the test is about going on.
@@ -104,7 +104,7 @@ def test_an_old_study_is_resumed_where_it_stood(made_here: Path) -> None:
     assert after[:2] == before and len(after) > 2
     # The interrupted trial is repeated, and the baseline is not.
     assert after[2]["repeats"] == 1 and after[2]["config"] == before[1]["config"]
-    assert not any("malloc" in trial["config"] for trial in after)
+    assert not any({"malloc", "batch_memory"} & trial["config"].keys() for trial in after)
     assert outcome["state"] == "done" and outcome["baseline"]["config"] == before[0]["config"]
     assert (made_here / "studies" / "stopped" / "profile.yaml").is_file() == (outcome["finding"] != "open")
 

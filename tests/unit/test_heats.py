@@ -203,14 +203,12 @@ class TestInASearch:
             batch = int(spec.config["batch_size"])
             return Play(rate_per_s=rate, wall_s=60.0, measurement=make_measurement(rate, batch_size=batch, **changes))
 
-        search(world.spec(budget_s=2400), world.folder, world.env(starved))
+        search(world.spec(budget_s=2400, fixed={"batch_memory": "fresh"}), world.folder, world.env(starved))
         heats = [heat for heat in read_heats(world.files) if heat.heat.side == "loader"]
         assert heats and heats[0].after == 1
         entrants = [e.config for e in heats[0].heat.entrants]
-        parts = {
-            key({n: v for n, v in c.items() if n not in ("num_workers", "prefetch_factor", "persistent_workers")})
-            for c in entrants
-        }
+        loaders = ("num_workers", "prefetch_factor", "persistent_workers", "batch_memory")
+        parts = {key({n: v for n, v in c.items() if n not in loaders}) for c in entrants}
         assert len(parts) == 1 and len({c["num_workers"] for c in entrants}) >= 3
         assert world.outcome.best.samples_per_second == pytest.approx(60.0, rel=0.05)
         trials = [t for t in read_trials(world.files) if t.number]

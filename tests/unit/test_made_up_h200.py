@@ -15,7 +15,9 @@ def test_a_search_finds_what_the_card_has(tmp_path: Path) -> None:
     best, own = outcome.best, outcome.best_same_batch
     assert best.speedup > 2.5 and own.config["batch_size"] == 32 and outcome.elapsed_s <= 180
     assert {best.config["precision"], best.config["memory_format"]} <= {"bf16", "fp16", "channels_last"}
-    assert best.config["pin_memory"] and best.samples_per_second <= Card().receiver_per_s * 1.01
+    # Batches of floats in new memory pass through one thread, which hands on 4,300 images a second.
+    assert best.config["pin_memory"] and best.samples_per_second > 1.1 * Card().receiver_per_s
+    assert best.config["batch_memory"] == "slots" or best.config["workload.floats"] == "device"
     began = [began_s for began_s, _, _ in launcher.log]
     assert began == sorted(began) and launcher.log[0][1].launch == "probe-1"
 

@@ -65,7 +65,8 @@ class TestRetries:
     def test_a_transient_failure_is_repeated_at_once_and_twice_at_most(self, world: World) -> None:
         crashed, killed, worker_died = PASSING
         plays = {2: [crashed, killed], 5: [worker_died, DISTURBED], 8: [*PASSING, Play()], 11: [RAISED]}
-        search(world.spec(trials=6), world.folder, world.env(Script(plays)))
+        # By the seed 0 one of those that are repeated takes longer than its limit.
+        search(world.spec(trials=6, seed=1), world.folder, world.env(Script(plays)))
         trials = trials_of(world)
         assert [t.repeats for t in trials] == [None, None, None, 2, 3, None, 5, 6, None, 8, 9, None]
         for retry in (t for t in trials if t.repeats is not None):
