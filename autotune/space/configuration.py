@@ -287,8 +287,8 @@ class Lessons:
             _least(self._oom, memory_part(config), samples_at_once(config))
         elif status is TrialStatus.HOST_OOM:
             self._host_oom.setdefault(memory_part(config), []).append((samples_at_once(config), batch, queued))
-        elif status is TrialStatus.SHM_EXHAUSTED and queued and not in_slots(config):
-            _least(self._shm, _part(config, ()), shared_batches(config) * batch)
+        elif status is TrialStatus.SHM_EXHAUSTED and queued:
+            _least(self._shm, _part(config, (BATCH_MEMORY.name,)), shared_batches(config) * batch)
         elif status is TrialStatus.COMPILE_FAILED:
             _least(self._compile, _part(config, _COMPILED), samples_at_once(config))
         elif status is TrialStatus.COMPLETE:
@@ -349,7 +349,7 @@ class Lessons:
         return bool(
             (self._oom and at_once >= self._oom.get(memory_part(config), at_once + 1))
             or any(at_once >= a and batch >= b and queued >= q for a, b, q in host_ooms)
-            or (self._shm and shared >= self._shm.get(_part(config, ()), shared + 1))
+            or (self._shm and shared >= self._shm.get(_part(config, (BATCH_MEMORY.name,)), shared + 1))
             or (self._compile and at_once >= self._compile.get(_part(config, _COMPILED), at_once + 1))
             or (self._diverged and _part(config, _ARITHMETIC) in self._diverged)
             or self.is_wrong(config)
