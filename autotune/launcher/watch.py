@@ -251,15 +251,18 @@ KEPT_BYTES = 2**20
 class Logs:
     """Both logs of one launch, open from before it is forked until it has ended.
 
-    The launch writes to the files directly, without us in between. Since they are opened for appending, cutting them
-    here also moves the position of its next write.
+    The launch writes to the files directly, without us in between, and always at their ends: it may go on while they
+    are cut here.
 
     Raises:
         MachineError: the files cannot be created.
     """
 
     def __init__(self, files: LaunchFiles) -> None:
-        self._open: list[int] = []
+        #: The descriptors of stdout and stderr that the launch gets.
+        self.descriptors: list[int] = []
+        #: Our own ones, which write anywhere.
+        self._own: list[int] = []
         #: Bytes cut out of each log.
         self._lost = [0, 0]
         try:
@@ -267,38 +270,36 @@ class Logs:
                 # An earlier launch may have left anything under this name.
                 make_way(path)
                 path.unlink(missing_ok=True)
-                self._open.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666))
+                create = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                self._own.append(os.open(path, create, 0o666))
+                self.descriptors.append(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC))
         except OSError as error:
             self.close()
             advice = FREE_SOME_SPACE if no_room(error) else "--studies-dir names another place."
             raise MachineError(f"cannot write into {files.folder}: {error.strerror}", advice=advice) from error
 
-    @property
-    def descriptors(self) -> list[int]:
-        """The descriptors of stdout and stderr."""
-        return self._open
-
     def cut(self) -> None:
         """Cut logs that are too long. To be called several times a second; logs may exceed the limit by what is written
         between two calls."""
-        for number, descriptor in enumerate(self._open):
+        for number, descriptor in enumerate(self._own):
             size = os.fstat(descriptor).st_size
             if size <= LIMIT_BYTES:
                 continue
             self._lost[number] += size - 2 * KEPT_BYTES
             tail = os.pread(descriptor, KEPT_BYTES, size - KEPT_BYTES)
             note = f"\n[autotune: {self._lost[number] >> 20} MiB of this log were cut out here]\n".encode()
-            # Output written between the next two calls is lost, or precedes the note.
-            os.ftruncate(descriptor, KEPT_BYTES)
-            with contextlib.suppress(OSError):  # the disk is full
-                os.write(descriptor, note + tail)
+            # Over what is to go, so that a full disk has room and whatever is written later comes later. Only output
+            # of this very moment is lost.
+            with contextlib.suppress(OSError):  # the disk is full, and writes nothing in its place
+                os.pwrite(descriptor, note + tail, KEPT_BYTES)
+            os.ftruncate(descriptor, KEPT_BYTES + len(note) + len(tail))
 
     def close(self) -> None:
         """Cut the logs for the last time, and close them."""
         self.cut()
-        for descriptor in self._open:
+        for descriptor in (*self._own, *self.descriptors):
             os.close(descriptor)
-        self._open = []
+        self._own, self.descriptors = [], []
 
 
 SHM = Path("/dev/shm")

@@ -2,10 +2,14 @@
 
 import json
 import os
+import re
+import subprocess
+import sys
 
 import pytest
 
 from autotune.base.records import MeasurePlan, Phase, TrialStatus
+from autotune.launcher import watch
 
 MIB = 2**20
 
@@ -63,6 +67,31 @@ def test_logs_of_any_length(ended):
     assert len(text) <= 16 * MIB
     assert text.startswith("the first words\n") and text.endswith("the last words\n")
     assert "MiB of this log were cut out here" in text
+
+
+def test_a_log_that_is_cut_while_it_is_written_stays_in_order(tmp_path, monkeypatch):
+    monkeypatch.setattr(watch, "LIMIT_BYTES", 2**16)
+    monkeypatch.setattr(watch, "KEPT_BYTES", 2**13)
+    logs = watch.Logs(watch.LaunchFiles(tmp_path))
+    # What is written in the very moment in which a log is cut is lost: the last line is not.
+    command = """
+import os
+for number in range(400_000):
+    os.write(1, b"%d\\n" % number)
+while os.fstat(1).st_size > 2**16:
+    pass
+os.write(1, b"400000\\n")
+"""
+    with subprocess.Popen([sys.executable, "-c", command], stdout=logs.descriptors[0]) as writing:
+        while writing.poll() is None:
+            logs.cut()
+    logs.close()
+    text = (tmp_path / "stdout.log").read_text()
+    beginning, note, end = re.split(r"\n(\[.*\])\n", text)
+    assert note == "[autotune: 2 MiB of this log were cut out here]"
+    # The cut goes through a line on both sides.
+    numbers = [*map(int, beginning.split()[:-1]), *map(int, end.split()[1:])]
+    assert numbers == sorted(numbers) and numbers[0] == 0 and numbers[-1] == 400_000
 
 
 def test_binary_output(ended):
