@@ -23,7 +23,7 @@ from typing import Any
 from autotune.base.records import Config, Value
 from autotune.knobs.knob import Door, Expected, Knob, Refusal, Scope
 
-#: Slots of one worker: see `autotune_agent.slots`.
+#: Slots of one worker, as in the agent's ``slots``, which needs torch and nothing of autotune.
 MOST_SLOTS = 16
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 import time
 import zlib
@@ -366,9 +367,12 @@ class Feed:
         """
         results = getattr(self._iterator, "_worker_result_queue", None)
         reader = getattr(results, "_reader", None)
+        if reader is None:
+            return None
         try:
-            return None if reader is None else bool(reader.poll())
-        except OSError:
+            # This is on the way of each measured step, and `Connection.poll` makes a selector each time.
+            return bool(select.select((reader.fileno(),), (), (), 0)[0])
+        except (OSError, ValueError):
             return None
 
     def _turn(self) -> Any:

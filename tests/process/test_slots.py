@@ -19,8 +19,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from autotune.agent.site.autotune_agent import slots
+from autotune.agent.site.autotune_agent import dataset_state, slots
 from autotune.agent.site.autotune_agent.slots import collate_in_slots
+from autotune.knobs.batch_memory import KNOB, MOST_SLOTS
 
 Point = collections.namedtuple("Point", "x y")
 WORKERS, PREFETCH = 2, 2
@@ -399,6 +400,19 @@ def test_a_scripts_own_function_stays_whenever_it_is_set() -> None:
     ]
 
 
-def test_only_pytorchs_collate_function_has_slots() -> None:
-    assert slots.why_not(default_collate) is None
-    assert slots.why_not(lambda samples: samples) == "batches are made by a function of its own"
+def test_slots_are_no_state_of_a_data_set() -> None:
+    """Or workers with slots would be said to load other data, because a mapped file was opened meanwhile."""
+    data = Samples(image)
+    before = dataset_state.walk({"dataset": data, "collate_fn": collate_in_slots})
+    assert len(list(loader(data))) == 16 and slots._mapped
+    after = dataset_state.walk({"dataset": data, "collate_fn": collate_in_slots})
+    assert not after.opened_since(before) and not after.changed_since(before)
+
+
+def test_only_pytorchs_collate_function_has_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The knob, which is asked without torch, knows the same reasons and the same number of slots."""
+    memory, function = (refusal.reason for refusal in KNOB.inactive)
+    assert slots.why_not(default_collate) is None and slots.MOST == MOST_SLOTS
+    assert slots.why_not(lambda samples: samples) == function
+    monkeypatch.delattr(os, "memfd_create")
+    assert slots.why_not(default_collate) == memory

@@ -76,6 +76,7 @@ def holding(device: str, sustained_per_s: float | None) -> tuple[HoldVerdict, Ho
         by_command=False,
         launches=launches,
         required=ANYTHING,
+        compiled_s={},
         raise_if_stopped=lambda: None,
         observer=None,
     )

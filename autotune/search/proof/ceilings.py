@@ -201,8 +201,8 @@ def bottleneck(
         apart: a launch of the device alone, in ranks that do not exchange gradients.
     """
     waits = wait_fraction(one.seen) or 0.0
-    parts = [m.hand_over_fraction if m.waits_for_hand_over else None for m in one.seen]
-    handed = median(part or 0.0 for part in parts) if parts else 0.0
+    # In most launches, or it is not the limit.
+    handed = median([(m.hand_over_fraction or 0.0) * m.waits_for_hand_over for m in one.seen] or [0.0])
     limit, sentence = verdict(one.config, rate, waits, device, loader, apart, handed=handed, on_cpu=on_cpu)
     sides = sides_of(one.config, one.seen, device, None if contradictory(rate, loader) else loader)
     device_per_s, loader_per_s, apart_per_s = (
@@ -401,8 +401,7 @@ def check_holding(context: ProofContext, winner: Entrant, share_s: float) -> Hol
         return HoldVerdict(trial=number, passed=None, reason=why, headroom_wanted=HEADROOM)
     start_s = max((m.startup_s + m.compile_s for m in winner.seen), default=0.0)
     # The evaluation pass compiles graphs of its own, which no cache has yet, as the first launch did.
-    cold = cold_compiles([winner.trial], []) if compiles(winner.config) else {}
-    start_s += max(cold.values(), default=0.0)
+    start_s += context.compiled_s.get(graph(winner.config), 0.0) if compiles(winner.config) else 0.0
     train_s = min(share_s, context.launches.budget.left_s) - start_s
     name = f"hold-{winner.name}"
     if train_s < _LEAST_S and context.launches.finished(name, winner.config) is None:
@@ -682,16 +681,21 @@ def _run(race: Race, winner: Entrant, variants: Sequence[Entrant], share_s: floa
         if not any(e in tested for e in racing) or next_s > max(0.0, left_s):
             break
         # Whether one can take the winner's place matters more than a narrower gain. There may be no time for both.
-        if next_s and any(_is_ahead(race, winner, one) and takeover_fits(race, winner, one) for one in tested):
+        if next_s and any(_takes_over_now(race, winner, one, next_s) for one in tested):
             break
         race.round(racing)
 
 
-def _is_ahead(race: Race, winner: Entrant, variant: Entrant) -> bool:
-    """Return whether a variant of the winner is shown to be faster than it, if the rate is what counts."""
+def _takes_over_now(race: Race, winner: Entrant, variant: Entrant, round_s: float) -> bool:
+    """Return whether to see now if a variant can take the winner's place, if the rate is what counts: it is shown to be
+    faster, or it leads and there would be no time for that after another round of so many seconds."""
     compared = race.compared()
-    is_compared = race.context.by_rate and variant.out is None and compared.in_turns(winner, variant)
-    return is_compared and compared.ratio(winner, variant)[2] < 1
+    if not race.context.by_rate or variant.out is not None or not compared.in_turns(winner, variant):
+        return False
+    ratio, _, high = compared.ratio(winner, variant)
+    if ratio >= 1 or not takeover_fits(race, winner, variant):
+        return False
+    return high < 1 or not takeover_fits(race, winner, variant, after_s=round_s)
 
 
 def takeover_rounds(race: Race, winner: Entrant, variant: Entrant) -> list[list[Entrant]]:
@@ -703,12 +707,12 @@ def takeover_rounds(race: Race, winner: Entrant, variant: Entrant) -> list[list[
     ]
 
 
-def takeover_fits(race: Race, winner: Entrant, variant: Entrant) -> bool:
-    """Return whether there is time for these rounds. Those of an earlier run of the study cost nothing, even if it has
-    spent the budget."""
+def takeover_fits(race: Race, winner: Entrant, variant: Entrant, *, after_s: float = 0.0) -> bool:
+    """Return whether there is time for these rounds, now or after so many seconds. Those of an earlier run of the study
+    cost nothing, even if it has spent the budget."""
     rounds = takeover_rounds(race, winner, variant)
     needed_s = sum(race.round_s(racing, n, TAKEOVER) for n, racing in enumerate(rounds))
-    return needed_s <= max(0.0, race.context.launches.budget.left_s)
+    return needed_s <= max(0.0, race.context.launches.budget.left_s - after_s)
 
 
 def _fitting(race: Race, racing: Sequence[Entrant], variants: Sequence[Entrant], limit_s: float) -> list[Entrant]:

@@ -35,7 +35,10 @@ _BYTES = 2**16
 #: forbids using them in a forked process.
 _STORES = ("h5py", "lmdb", "rocksdict", "sqlite3", "tables")
 #: Modules that are not the user's: their functions use globals in ways that are not state of a data set.
-_NOT_THEIRS = ("torch", "numpy", "torchvision", "torchaudio", "PIL", "cv2", "pandas", "scipy", "autotune_agent")
+_NOT_THEIRS = (
+    *("torch", "numpy", "torchvision", "torchaudio", "PIL", "cv2", "pandas", "scipy"),
+    *("autotune", "autotune_agent"),
+)
 _STDLIB = frozenset(
     getattr(
         sys, "stdlib_module_names", ("builtins", "collections", "functools", "itertools", "multiprocessing", "random")

@@ -466,11 +466,8 @@ class LoaderDoor:
             RuntimeError: a loader cannot have them.
         """
         for loader in list(self._own):
-            own = self._own[loader]
-            wanted = {
-                **own,
-                **(self._completed(loader, told) if told else {"collate_fn": _own_collate(loader.collate_fn)}),
-            }
+            completed = self._completed(loader, told) if told else {"collate_fn": _own_collate(loader.collate_fn)}
+            wanted = {**self._own[loader], **completed}
             before = {name: getattr(loader, name) for name in wanted}
             if wanted == before:
                 self._deliver(loader)

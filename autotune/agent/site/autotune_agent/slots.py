@@ -75,7 +75,8 @@ class _Worker:
     """The slots of a worker, which makes batches for one loader."""
 
     def __init__(self) -> None:
-        self._process = os.getpid()
+        #: The worker, once its first batch is made.
+        self._process: int | None = None
         #: Bytes of a slot, once the first batch is made; 0 if there are to be none.
         self._size: int | None = None
         self._slots: list[_Slot] = []
@@ -83,10 +84,8 @@ class _Worker:
 
     def take(self) -> _Slot | None:
         """Return a slot that nobody uses; ``None`` if there is none."""
-        if self._process != os.getpid():
-            # Of a worker: those of the process that it was forked from are not its own.
-            self.__init__()  # type: ignore[misc]
-        if not self._size:
+        if not self._size or self._process != os.getpid():
+            # Those of the process that this one was forked from are not its own.
             return None
         self._batches += 1
         # What a forked process may read is its own from now on.
@@ -108,7 +107,7 @@ class _Worker:
         """Learn from the first batch how large they are."""
         if self._size is not None:
             return
-        self._size = filling.bytes if _can_be_sent() else 0
+        self._size, self._process = filling.bytes if _can_be_sent() else 0, os.getpid()
         if self._size:
             ForkingPickler.register(torch.Tensor, self._reduced)
             # At the end of the process, which the training's may outlive for long.
@@ -116,8 +115,8 @@ class _Worker:
 
     def _reduced(self, tensor: torch.Tensor) -> Any:
         """Pickle a tensor as the place in its slot, if it lies in one, or else as PyTorch does."""
-        is_plain = _is_plain(tensor) and tensor.numel() > 0
-        slot = next((slot for slot in self._slots if slot.holds(tensor)), None) if is_plain else None
+        is_own = self._process == os.getpid() and _is_plain(tensor) and tensor.numel() > 0
+        slot = next((slot for slot in self._slots if slot.holds(tensor)), None) if is_own else None
         if slot is None:
             return reduce_tensor(tensor)
         # From here on, the training's process says when it is free.
