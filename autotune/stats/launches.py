@@ -319,7 +319,8 @@ class ComparedRounds(Generic[K]):
         total: noise of one launch at any time; includes drift from round to round.
         fit: the fitted effects of the contenders.
         own: total noise of those contenders whose launches differ by much more than the others', or by much less.
-        others: total noise of the rest.
+        rest: the comparison of the others among themselves; ``None`` if there are none, or all noise is pooled for
+            them, or they do not show their noise.
     """
 
     rows: Mapping[K, Sequence[float | None]]
@@ -327,7 +328,7 @@ class ComparedRounds(Generic[K]):
     total: LaunchNoise
     fit: Effects[K]
     own: Mapping[K, LaunchNoise]
-    others: LaunchNoise
+    rest: ComparedRounds[K] | None
 
     def ratio(self, a: K, b: K) -> tuple[float, float, float]:
         """Return ``(ratio, low, high)`` of a's rate over b's, 95 %.
@@ -335,8 +336,9 @@ class ComparedRounds(Generic[K]):
         This is the difference of their effects in the model of `compare_rounds`, with the noise pooled over all
         contenders. If all were launched in every round, it is the mean paired difference of logarithms. If one missed a
         round, the other contenders show how that round was. If one of them has noise of its own, which pooling would
-        understate or overstate, the errors are those of their mean rates, as in `speedup`. Contenders not connected by
-        a chain of common rounds are compared by their mean rates. Either of these intervals includes drift.
+        understate or overstate, and through which others would say little, their mean rates in the rounds that they
+        have in common are compared, as in `speedup`. Contenders not connected by a chain of common rounds are compared
+        by their mean rates. Either of these intervals includes drift.
 
         Raises:
             ValueError: one of them was never launched.
@@ -344,21 +346,13 @@ class ComparedRounds(Generic[K]):
         if a == b:
             self.rate(a)
             return 1.0, 1.0, 1.0
-        difference = self.fit.difference(a, b)
-        if difference is None:
-            return speedup(self.rate(a), self.rate(b))
-        centre, launches = difference
-        se, degrees = self.noise.sd * math.sqrt(launches), self.noise.degrees
-        if {a, b} & self.own.keys():
-            se, degrees = ratio_error(self.rate(a), self.rate(b))
-        ratio = math.exp(centre)
+        log_ratio, se, degrees = self._difference(a, b)
+        ratio = math.exp(log_ratio)
         return (ratio, *interval_of(ratio, t_quantile(degrees) * se))
 
     def degrees(self, a: K, b: K) -> float:
         """Return the degrees of freedom of the error of a ratio."""
-        if {a, b} & self.own.keys():
-            return ratio_error(self.rate(a), self.rate(b))[1]
-        return self.noise.degrees
+        return self._difference(a, b)[2]
 
     def rate(self, a: K) -> Rate:
         """Return the geometric mean of a's launches as measured, with an interval that includes drift.
@@ -366,11 +360,25 @@ class ComparedRounds(Generic[K]):
         Raises:
             ValueError: a was never launched.
         """
-        rates = [r for r in self.rows[a] if r is not None]
+        return self._mean(a, [r for r in self.rows[a] if r is not None])
+
+    def _difference(self, a: K, b: K) -> tuple[float, float, float]:
+        """Return the logarithm of a ratio, its standard error, and the degrees of freedom of that."""
+        pair = {a, b}
+        if self.rest is not None and not pair & self.own.keys():
+            return self.rest._difference(a, b)
+        difference = self.fit.difference(a, b)
+        if difference is not None and not pair & self.own.keys():
+            return difference[0], self.noise.sd * math.sqrt(difference[1]), self.noise.degrees
+        common = [(x, y) for x, y in zip(self.rows[a], self.rows[b], strict=True) if x is not None and y is not None]
+        rates = [self._mean(a, [x for x, _ in common]), self._mean(b, [y for _, y in common])] if common else []
+        one, other = rates or (self.rate(a), self.rate(b))
+        return math.log(one.per_s / other.per_s), *ratio_error(one, other)
+
+    def _mean(self, a: K, rates: Sequence[float]) -> Rate:
         if not rates:
             raise ValueError(f"{a} was launched in no round")
-        pooled = self.others if self.own else self.total
-        return mean_rate([Rate(r, r, r) for r in rates], self.own.get(a, pooled))
+        return mean_rate([Rate(r, r, r) for r in rates], self.own.get(a, (self.rest or self).total))
 
 
 def compare_rounds(
@@ -407,15 +415,18 @@ def compare_rounds(
     fourth = sum(part**2 / n for part, n in ((all_squares - squares, fit.round_degrees), (squares, degrees)) if n)
     total = _learnt(all_squares, all_degrees, all_squares**2 / fourth if fourth else all_degrees, prior)
     own = _own_noises(launches, prior)
-    rest = [] if prior.straggles else [rates for name, rates in launches.items() if name not in own]
-    rest_squares, rest_degrees = within(rest)
+    others = {} if prior.straggles or not own else {name: rates for name, rates in rows.items() if name not in own}
+    rest = compare_rounds(others, prior=prior, robust=robust) if others else None
+    if rest is not None and rest.noise is prior:
+        # Too few common rounds: their noise at any time is no smaller, if they show that.
+        rest = replace(rest, noise=rest.total) if rest.total is not prior else None
     return ComparedRounds(
         rows,
         noise=_learnt(squares, degrees, degrees, prior),
         total=total,
         fit=fit,
         own=own,
-        others=_learnt(rest_squares, rest_degrees, rest_degrees, total),
+        rest=rest,
     )
 
 

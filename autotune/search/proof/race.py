@@ -672,10 +672,11 @@ class Race:
 
     def _known_well_enough(self, racing: Sequence[Entrant]) -> bool:
         compared = self.compared()
-        if not compared.noise.learnt or compared.noise.degrees < LEAST_DEGREES:
+        others = [entrant for entrant in racing if entrant is not self.baseline]
+        if not compared.noise.learnt or any(compared.degrees(entrant) < LEAST_DEGREES for entrant in others):
             return False
         target = TARGETS[self.context.device]
-        ratios = (compared.ratio(entrant, self.baseline) for entrant in racing if entrant is not self.baseline)
+        ratios = (compared.ratio(entrant, self.baseline) for entrant in others)
         return all((high - low) / 2 <= target * ratio for ratio, low, high in ratios)
 
     def compared(self) -> Comparison:
