@@ -104,8 +104,13 @@ def start(typed: Mapping[str, Any], ctx: typer.Context, state_dir: StateDir = No
     if files.lock.exists() and not _is_free(files):
         raise UsageError("a daemon runs already", advice="`autotune daemon status` asks it.")
     stderr_path = files.state / "daemon.stderr"
-    make_folder(files.state, "--state-dir names another folder.", mode=0o700)
-    with stderr_path.open("wb") as stream:
+    advice = "--state-dir names another folder."
+    make_folder(files.state, advice, mode=0o700)
+    try:
+        stream = stderr_path.open("wb")
+    except OSError as error:
+        raise MachineError(f"cannot write {stderr_path}: {error.strerror}", advice=advice) from error
+    with stream:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "autotune", *_run_words(ctx, state_dir, typed)],
             stdin=subprocess.DEVNULL,

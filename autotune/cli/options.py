@@ -143,11 +143,11 @@ _MOST_BYTES = 2**20
 _AGAIN = "write it again with `autotune init -- python train.py …`."
 
 
-def read_yaml(path: Path, kind: str, again: str) -> tuple[str, Any]:
+def read_yaml(path: Path, kind: str, again: str, *, missing: str = "") -> tuple[str, Any]:
     """Return the text of a file of plain YAML, and its content.
 
     Args:
-        kind: what error messages call the file. again: how to get a correct one.
+        kind: what error messages call the file. again: how to get a correct one. missing: advice if there is none.
 
     Raises:
         UsageError: the file cannot be read, or holds more than plain data.
@@ -155,6 +155,8 @@ def read_yaml(path: Path, kind: str, again: str) -> tuple[str, Any]:
     try:
         text = read_regular(path, _MOST_BYTES, follow=True).decode("utf-8-sig")
         return text, plain_data(text, str(path), kind=kind, again=again)
+    except FileNotFoundError:
+        raise UsageError(f"there is no file {path}", advice=missing or f"name a {kind}.") from None
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}", advice=f"name a {kind}.") from error
     except UnicodeDecodeError:
@@ -169,9 +171,7 @@ def read_script(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: the file cannot be read, or has a wrong key or value.
     """
-    if not path.exists():
-        raise UsageError(f"there is no file {path}", advice="`autotune init -- python train.py …` writes one.")
-    _, data = read_yaml(path, "script's file", _AGAIN)
+    _, data = read_yaml(path, "script's file", _AGAIN, missing="`autotune init -- python train.py …` writes one.")
     if not isinstance(data, dict):
         raise UsageError(f"{path} holds no keys", advice=f"it may have {', '.join(KEYS)}.")
     for key, value in data.items():
@@ -282,7 +282,7 @@ def takes(added: Sequence[inspect.Parameter]) -> Callable[..., Callable[..., Non
 
         own_parameters = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
         # Those without a default, such as the context, have to come first.
-        parameters = sorted([*added, *own_parameters], key=lambda one: one.default is not one.empty)
+        parameters = sorted([*own_parameters, *added], key=lambda one: one.default is not one.empty)
         # Typer reads a command's help, name and parameters from these attributes.
         typed.__doc__, typed.__name__ = command.__doc__, command.__name__
         typed.__annotations__ = {one.name: one.annotation for one in parameters}

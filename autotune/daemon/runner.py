@@ -439,10 +439,15 @@ def follow(path: Path, *, from_end: bool = False) -> Iterator[str | None]:
             stream.close()
 
 
+_EVENTS = {name for name, value in vars(Observer).items() if inspect.isfunction(value)} - {"event"}
+
+
 def tell(line: str, observer: Observer) -> None:
     """Report the event in a line to an observer. Unknown events are ignored, since the writer may be newer."""
     with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError):
         ((name, values),) = json.loads(line).items()
+        if name not in _EVENTS:
+            return
         types = zip(_types(name), values, strict=False)
         getattr(observer, name)(*(kind.validate_python(value) for kind, value in types))
 

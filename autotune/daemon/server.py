@@ -69,8 +69,7 @@ class Server:
         self.refused = 0
         self._handle = handle
         self._loop = asyncio.new_event_loop()
-        # For want of descriptors or memory, for example: asyncio accepts again a second later.
-        self._loop.set_exception_handler(lambda _, context: log.warning("the socket: %s", context["message"]))
+        self._loop.set_exception_handler(self._warn)
         #: A call was handled, or (`_woken`) a descriptor of `wake_on` became readable.
         self._event = asyncio.Event()
         self._woken = False
@@ -145,13 +144,30 @@ class Server:
                 listener.bind(name)
             os.chmod(path, 0o600)
             inode = os.stat(path).st_ino
-            starting = asyncio.start_unix_server(self._serve_one, sock=listener, backlog=_BACKLOG, limit=CALL_BYTES)
-            return self._loop.run_until_complete(starting), inode
+            # asyncio accepts as many as its backlog in one go: with one, a call that has arrived is replied to before
+            # later connections make it one too many. The kernel lets more wait.
+            starting = asyncio.start_unix_server(self._serve_one, sock=listener, backlog=1, limit=CALL_BYTES)
+            server = self._loop.run_until_complete(starting)
+            listener.listen(_BACKLOG)
+            return server, inode
         except OSError as error:
             raise MachineError(
                 f"cannot listen at {path}: {error.strerror or error}",
                 advice="the folder must be this user's own.",
             ) from error
+
+    def _warn(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log what asyncio reports. For want of descriptors or memory, it accepts again a second later."""
+        error = context.get("exception")
+        log.warning("the socket: %s", context["message"], exc_info=error)
+        if isinstance(error, OSError):
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Close the connection whose deadline is nearest."""
+        if nearest := next(iter(self._tasks), None):
+            del self._tasks[nearest]
+            nearest.cancel()
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Reply to the call of a connection, and close it."""
@@ -164,9 +180,7 @@ class Server:
                 self.refused += 1
                 return
             if len(self._tasks) >= CONNECTIONS:
-                nearest = next(iter(self._tasks))
-                del self._tasks[nearest]
-                nearest.cancel()
+                self._make_room()
             self._tasks[task] = None
             async with asyncio.timeout(LIMIT_S):
                 reply = await self._reply_to(reader)

@@ -392,13 +392,16 @@ def kill_marked(variable: str, mark: str) -> set[int]:
     Raises:
         MachineError: the processes cannot be listed, because descriptors or memory have run out.
     """
-    marked: set[int] = set()
+    marked, wanted = set[int](), f"{variable}={mark}".encode()
     try:
-        for process in psutil.process_iter():
+        for pid in psutil.pids():
             # Other users' processes cannot be ours, and zombies have no environment.
-            with contextlib.suppress(psutil.Error):
-                if process.pid != os.getpid() and process.environ().get(variable) == mark:
-                    marked.add(process.pid)
+            with contextlib.suppress(psutil.Error, PermissionError, FileNotFoundError, ProcessLookupError):
+                # Found anew at each call: psutil keeps those of an earlier iteration, and would not kill another one
+                # that has the pid now. Its `environ` ends where a program has overwritten the beginning.
+                process = psutil.Process(pid)
+                if pid != os.getpid() and wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    marked.add(pid)
                     # Not if another process has this pid by now.
                     process.kill()
     except OSError as error:

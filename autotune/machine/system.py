@@ -57,16 +57,17 @@ def become_subreaper() -> None:
 
 def children_of(pid: int, *, proc: Path = Path("/proc")) -> list[int]:
     """The direct children of a process, zombies included."""
-    threads = proc / str(pid) / "task"
-    try:
-        # Each thread lists those it has started; orphans are adopted by the main one.
-        lists = [threads / task / "children" for task in os.listdir(threads)]
-        return [int(p) for path in lists for p in path.read_text().split()]
-    except OSError:
-        # A kernel without CONFIG_PROC_CHILDREN, a thread that has just ended, or no such process.
+    threads, found = proc / str(pid) / "task", list[int]()
+    with contextlib.suppress(OSError):  # no such process
+        for task in os.listdir(threads):
+            # Each thread lists those it has started; orphans are adopted by the main one. It may have just ended.
+            with contextlib.suppress(OSError):
+                found += map(int, (threads / task / "children").read_text().split())
+    if not found and not (threads / str(pid) / "children").exists():
+        # A kernel without CONFIG_PROC_CHILDREN.
         with contextlib.suppress(psutil.Error):
             return [child.pid for child in psutil.Process(pid).children()]
-        return []
+    return found
 
 
 def other_threads() -> list[str]:

@@ -6,11 +6,14 @@ import contextlib
 import json
 import os
 import random
+import resource
+import select
 import socket
 import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +22,8 @@ import pytest
 from autotune.base.errors import DaemonUnreachableError, MachineError, UsageError
 from autotune.base.layout import DaemonFiles, find_daemon
 from autotune.base.records import JobState
-from autotune.daemon.client import CALL_BYTES, Client, short_name
+from autotune.daemon.client import CALL_BYTES, Client, Reply, short_name
+from autotune.daemon.server import Server
 
 from .conftest import Daemon, replay_request
 
@@ -156,6 +160,50 @@ def test_five_hundred_who_say_nothing_and_one_who_reads_nothing(talking: Daemon)
             talker.close()
     assert talking.client.metrics().count("autotune_connections_refused_total") == 3
     still_answers(talking)
+
+
+def test_two_hundred_whose_calls_arrive_together_are_all_replied_to(tmp_path: Path) -> None:
+    server = Server(tmp_path / "made" / "socket", lambda line: Reply(result={"said": line.decode()}))
+    callers = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(200)]
+    try:
+        for number, caller in enumerate(callers):
+            caller.connect(str(server.path))
+            caller.sendall(b"%d\n" % number)
+        while server.serve(0.1) or select.select(callers, (), (), 0)[0] != callers:
+            pass
+        assert [json.loads(caller.recv(2**10))["result"]["said"] for caller in callers] == list(map(str, range(200)))
+        assert server.refused == 0
+    finally:
+        for caller in callers:
+            caller.close()
+        server.close()
+
+
+def test_without_descriptors_the_connection_with_the_nearest_deadline_makes_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Server(tmp_path / "made" / "socket", lambda line: Reply(result={"said": line.decode()}))
+    silent, caller = (socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(2))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        silent.connect(str(server.path))
+        server.serve(0.1)
+        caller.connect(str(server.path))
+        caller.sendall(b"a call\n")
+        free = os.dup(0)
+        os.close(free)
+        # The next descriptor is one too many.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, before[1]))
+        deadline = time.monotonic() + 20
+        while not select.select([caller], (), (), 0)[0] and time.monotonic() < deadline:
+            server.serve(0.1)
+        assert json.loads(caller.recv(2**10))["result"]["said"] == "a call" and silent.recv(1) == b""
+        assert 1 <= len(caplog.records) < 5 and "Too many open files" in caplog.text
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for one in (silent, caller):
+            one.close()
+        server.close()
 
 
 def test_the_answers_are_those_of_the_daemons_own(talking: Daemon, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from autotune.base.layout import LaunchFiles
 from autotune.base.records import LaunchKind, Phase, PhaseLimits, TrialStatus
 from autotune.knobs.compile_mode import phase_clause
 from autotune.launcher import ProcessLauncher, end_survivors
+from autotune.launcher.watch import kill_marked
 
 from .alive import marked, wait_until
 
@@ -221,6 +222,26 @@ def test_what_still_outlives_a_killed_parent_is_found_by_its_mark():
     assert left.exists()
     assert end_survivors(mark, SystemClock()) == 1
     assert marked(mark) == {} and not left.exists()
+
+
+def test_who_overwrites_the_beginning_of_its_environment_is_found_by_its_mark():
+    mark = f"test-{uuid4().hex}"
+    command = """
+import ctypes, time
+first = ctypes.POINTER(ctypes.c_void_p).in_dll(ctypes.CDLL(None), "environ")[0]
+ctypes.memset(first, 0, 9)
+print("done", flush=True)
+time.sleep(1000)
+"""
+    env = {"FIRST": "anything", **os.environ, "AUTOTUNE_STUDY": mark}
+    with subprocess.Popen([sys.executable, "-c", command], env=env, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout.readline() == b"done\n"
+            assert Path(f"/proc/{process.pid}/environ").read_bytes().startswith(bytes(9))
+            assert kill_marked("AUTOTUNE_STUDY", mark) == {process.pid}
+            assert process.wait() == -signal.SIGKILL
+        finally:
+            process.kill()
 
 
 @pytest.mark.gpu
