@@ -96,7 +96,7 @@ class StudyFiles:
     lock = _Below(".lock")
     #: Caches of the launches. Removed when the search is finished.
     caches = _Below("cache")
-    compile_cache = _Below("cache/inductor")
+    compile_cache = _Below("inductor", "caches")
     trials = _Below("trials")
     #: Saved weights and batches that train checks start from. Removed when no check needs them any more.
     checks = _Below("checks")

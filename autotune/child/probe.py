@@ -28,7 +28,7 @@ from autotune.knobs.memory_format import has_images, has_volumes, mixes_formats,
 from autotune.knobs.optimizer_impl import impls_offered, own_impl
 from autotune.machine import host
 from autotune.training.feed import length_of
-from autotune.training.step import build, collate_of, data_of, first_batch, open_loader
+from autotune.training.step import build, data_of, first_batch, open_loader
 from autotune.workload import contract
 from autotune.workload.catalog import source_hash
 from autotune.workload.contract import Context, Workload
@@ -166,7 +166,6 @@ def probe(spec: TrialSpec, beats: Beats) -> Probe:
             str(name) for name, values in knobs.items() if getattr(values, "searched", True) not in (True, device.type)
         ),
         own_exchange=contract.optional(workload, "parallel") is not None,
-        own_collate=collate_of(workload, ctx) is not torch.utils.data.default_collate,
         workload_maths={name: changes for name, changes in declared.items() if changes is not None},
         **{**machine_fields(machine(device.type, device.index), card_of(spec)), **looked},
     )
@@ -217,8 +216,10 @@ def _look_at_data(workload: Workload, ctx: Context, clock: Clock | None) -> dict
     The workload's own loader, if it has one, is opened to see whether it uses the data.
     """
     dataset, collate = data = data_of(workload, ctx)
+    makes_batches: Any = collate
     if contract.optional(workload, "loader") is not None:
-        open_loader(workload, ctx, {"batch_size": ctx.batch_size}, worker_start_method="fork", data=data)
+        loader = open_loader(workload, ctx, {"batch_size": ctx.batch_size}, worker_start_method="fork", data=data)
+        makes_batches = getattr(loader, "collate_fn", None)
     streams = isinstance(dataset, IterableDataset)
     sample = first_batch(cast(Iterable[Any], dataset)) if streams else dataset[0]
     try:
@@ -238,6 +239,7 @@ def _look_at_data(workload: Workload, ctx: Context, clock: Clock | None) -> dict
         "sample_bytes": sum(t.numel() * t.element_size() for _, t in leaves(sample) if isinstance(t, torch.Tensor)),
         "sample_tensors": sum(isinstance(part, torch.Tensor) for _, part in leaves(collated)),
         "images_vary": vary,
+        "own_collate": makes_batches is not torch.utils.data.default_collate,
     }
 
 

@@ -507,9 +507,10 @@ class ScriptProcess(Watched):
         # The template ends what is left, except for processes that remove shared memory.
         self.trail.close()
         self._terminal.close()
-        if self.commands is not None:
-            os.close(self.commands)
-            self.commands = None
+        # A signal may call this again at any time.
+        commands, self.commands = self.commands, None
+        if commands is not None:
+            os.close(commands)
 
 
 def _no_view(folder: str | Path, refused: Refused) -> MachineError:

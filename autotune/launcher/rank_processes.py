@@ -83,13 +83,17 @@ class RankProcesses:
         self._meeting.unlink(missing_ok=True)
         self._oom_kills = oom_kill_count()
         self._logs: list[Logs] = []
-        for rank in range(count):
-            files = files_of(launch, rank)
-            files.folder.mkdir(exist_ok=True)
-            files.result.unlink(missing_ok=True)
-            self._logs.append(Logs(files))
         #: Rank and pid by descriptor, of the ranks not known to have ended.
         self._left: dict[int, tuple[int, int]] = {}
+        try:
+            for rank in range(count):
+                files = files_of(launch, rank)
+                files.folder.mkdir(exist_ok=True)
+                files.result.unlink(missing_ok=True)
+                self._logs.append(Logs(files))
+        except BaseException:
+            self.end()
+            raise
         try:
             for rank in range(count):
                 streams = [] if first_speaks and not rank else self._logs[rank].descriptors

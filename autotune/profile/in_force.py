@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from autotune.base.clock import timestamp
 from autotune.base.errors import AutotuneError, MachineError, ProfileError, UnknownNameError, UsageError
-from autotune.base.files import exclusive_lock, write_atomic
+from autotune.base.files import exclusive_lock, make_folder, write_atomic
 from autotune.base.ranks import own_rank
 from autotune.base.records import SCHEMA_VERSION, Fingerprint, Record, Value
 from autotune.knobs import spell
@@ -53,16 +53,16 @@ def differences(profile: Profile, here: Fingerprint) -> list[Row]:
 
 def on_hardware(profile: Profile, here: Fingerprint) -> bool:
     """Return whether a profile was measured on hardware like this machine's."""
-    return not _other_hardware(differences(profile, here))
+    return not _hardware_rows(differences(profile, here))
 
 
 def stale_rows(profile: Profile, here: Fingerprint) -> list[Row]:
     """Return what has changed since a profile was measured on this hardware; empty on other hardware."""
     rows = differences(profile, here)
-    return [] if _other_hardware(rows) else rows
+    return [] if _hardware_rows(rows) else rows
 
 
-def _other_hardware(rows: list[Row]) -> int:
+def _hardware_rows(rows: list[Row]) -> int:
     """Return how many rows are about the hardware."""
     return sum(name in HARDWARE for name, _, _ in rows)
 
@@ -178,7 +178,7 @@ class Slot:
         """Return what has changed since the profile was measured, as far as this machine can tell: for other hardware,
         only what was noted there, and the training's code."""
         rows = differences(self.profile, here)
-        if not _other_hardware(rows):
+        if not _hardware_rows(rows):
             return rows
         certain = [row for row in rows if row[0] in (PROFILE, CODE) and row[2] != GONE]
         names = [name for name, _, _ in certain]
@@ -325,17 +325,14 @@ class Store:
         def distance(pair: tuple[list[Row], Slot]) -> tuple[bool, int, bool, int]:
             rows, slot = pair
             then = slot.profile.conditions
-            return then.ranks != ranks, _other_hardware(rows), then.keeps_batch_size, len(rows)
+            return then.ranks != ranks, _hardware_rows(rows), then.keeps_batch_size, len(rows)
 
         rows, slot = min(ranked, key=distance)
         return slot, rows
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise MachineError(f"cannot make {self.folder}: {error.strerror}") from error
+        make_folder(self.folder, "AUTOTUNE_STATE_DIR names another folder.")
         with exclusive_lock(self.folder / ".lock", wait=True):
             yield
 

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.base.records import Config, Finding, Outcome, Side, Standing, TrialStatus
+from autotune.knobs import KNOBS
 from autotune.knobs.batch_size import KNOB as BATCH
 from autotune.knobs.num_workers import KNOB as WORKERS
-from autotune.knobs.persistent_workers import KNOB as PERSISTENT
-from autotune.knobs.prefetch_factor import KNOB as PREFETCH
 from autotune.report.document import Column, Grid, Kind, Picture, Section
 from autotune.report.drawing import (
     Axis,
@@ -67,7 +66,7 @@ TICKS = 8
 _GIB = 2**30
 _MEMORY = (TrialStatus.OOM, TrialStatus.HOST_OOM)
 #: The loader's knobs that mean nothing without workers.
-_LOADER = (WORKERS.name, PREFETCH.name, PERSISTENT.name)
+_LOADER = (WORKERS.name, *(name for name, knob in KNOBS.items() if knob.needs == WORKERS.name))
 
 
 @dataclass(frozen=True)

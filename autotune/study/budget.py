@@ -10,7 +10,7 @@ from pathlib import Path
 
 from autotune.base.clock import Clock
 from autotune.base.errors import MachineError, UsageError
-from autotune.base.files import write_atomic
+from autotune.base.files import make_folder, write_atomic
 from autotune.base.layout import StudyFiles
 from autotune.base.records import Record
 from autotune.space.formatting import seconds_text
@@ -175,12 +175,7 @@ def reserve(files: StudyFiles, reservation: Reservation) -> None:
         UsageError: the folder holds a study.
         MachineError: the folder cannot be created or written.
     """
-    try:
-        files.folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise MachineError(
-            f"cannot make {files.folder}: {error.strerror}", advice="--studies-dir names another folder."
-        ) from error
+    make_folder(files.folder, "--studies-dir names another folder.")
     write_atomic(files.reservation, reservation.model_dump_json())
     if files.request.exists():
         files.reservation.unlink(missing_ok=True)

@@ -228,7 +228,12 @@ SIZE = Spelling(
     read=size_bytes,
     write=lambda size: [f"{size}B"],
 )
-BANDWIDTH = replace(SIZE, read=bandwidth_bytes_per_s, write=lambda size: [f"{size}B/s"])
+BANDWIDTH = replace(
+    SIZE,
+    takes='bytes per second, or text as in "50MB/s"',
+    read=bandwidth_bytes_per_s,
+    write=lambda size: [f"{size}B/s"],
+)
 PRICE = Spelling("a number above zero", _price, read=price, write=lambda amount: [price_text(amount)])
 TEXTS = Spelling("text, or a list of texts", _texts, many=True, read=lambda typed, _flag: tuple(typed), write=list)
 PAIRS = Spelling(

@@ -344,7 +344,10 @@ class Feed:
         if turned:
             self.turns_s.append(now - start)
         ready = made.finished_s <= start
-        handed_s = None if arrived is None or batch is item else now - start if arrived and ready else 0.0
+        handed_s = None
+        if arrived is not None and batch is not item:
+            # The next batch may be another worker's, which has not arrived although this one was made.
+            handed_s = now - start if arrived and ready else 0.0
         return Delivery(batch, now - start, made, ready, turned, handed_s)
 
     def force_turn(self) -> None:

@@ -66,6 +66,11 @@ def test_every_value_is_told_or_named_with_what_to_do(made: Format, cuda: bool) 
             assert told.lack is None or (len(told.lack) > 10 and "not known to this format" not in told.lack)
 
 
+@pytest.mark.parametrize("made", [made for name, made in TOOLS.items() if name != "python"], ids=lambda m: m.name)
+def test_slots_which_no_argument_of_a_loader_sets_are_named(made: Format) -> None:
+    assert "batch_memory=slots" in said_by(made, {**FP16, "batch_memory": "slots"})
+
+
 @every_format
 def test_a_knob_that_was_added_later_is_named(made: Format, monkeypatch: pytest.MonkeyPatch) -> None:
     class Added(Knob):

@@ -461,7 +461,11 @@ def of_loader(prefix: str) -> dict[str, Expression]:
 
         return told
 
-    return {name: of(knob) for name, knob in KNOBS.items() if knob.scope is Scope.LOADER}
+    return {
+        name: of(knob)
+        for name, knob in KNOBS.items()
+        if knob.scope is Scope.LOADER and type(knob).loader_options is not Knob.loader_options
+    }
 
 
 # How a tool's own loop is told to compile, which goes wrong with some uses of CUDA graphs.

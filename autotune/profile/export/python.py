@@ -114,7 +114,8 @@ class _Python(ToolFormat):
                 f"the code would train with one rank, and the profile is of {given.ranks}",
                 advice="under torchrun, `autotune.load_profile(FILE).prepare(…)` sets up each rank.",
             )
-        parts = [_process(given), *([_slots()] * in_slots(given.config)), _loader(given), _prepare(given), _move(given)]
+        slots = [_slots()] if in_slots(given.config) else []
+        parts = [_process(given), *slots, _loader(given), _prepare(given), _move(given)]
         parts += [_PART.strip()] * (given.parts > 1)
         return "\n\n\n".join([*parts, _step(given)]) + "\n"
 
@@ -202,7 +203,9 @@ def _slots() -> str:
     """Return the source of the agent's ``slots``, which needs nothing but torch."""
     spec = find_spec("autotune.agent.site.autotune_agent.slots")
     assert spec is not None and spec.origin is not None
-    _, _, source = Path(spec.origin).read_text(encoding="utf-8").partition("from __future__ import annotations\n")
+    text = Path(spec.origin).read_text(encoding="utf-8")
+    _, found, source = text.partition("from __future__ import annotations\n")
+    assert found
     return source.strip()
 
 

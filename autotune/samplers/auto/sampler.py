@@ -82,8 +82,8 @@ def variants(space: Space, reference: Config) -> Iterator[dict[str, Value]]:
 def loaders(space: Space, reference: Config) -> list[dict[str, Value]]:
     """Return the reference with other numbers of workers, and other places where these put batches.
 
-    The effect of a loader's other knobs does not show in its own rate: queues smooth the waits of a training, pinning
-    helps the device, and persistent workers help at the turn of an epoch.
+    The effect of a loader's other knobs hardly shows in its own rate: queues smooth the waits of a training, pinning
+    helps the device most, and persistent workers help at the turn of an epoch.
     """
     names = [n for n in (WORKERS, BATCH_MEMORY.name) if n in space.choices and n not in space.between_launches]
     values = itertools.product(*map(space.rungs, names))

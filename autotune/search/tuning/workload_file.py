@@ -53,7 +53,8 @@ def _class_source(value: type, functions: list[FunctionType], called: str) -> st
     # cells that have run in a list called `In`.
     cells = getattr(sys.modules[value.__module__], "In", []) if value.__module__ == "__main__" else []
     for cell in reversed(cells if isinstance(cells, list) else []):
-        for _, _, part in _classes(cell, value.__name__):
+        # One inside of another class or a function is not it.
+        if part := next((part for *_, part in _classes(cell, value.__name__) if not part[0].isspace()), None):
             return part
     try:
         return textwrap.dedent(inspect.getsource(value))

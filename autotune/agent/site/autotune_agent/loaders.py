@@ -621,6 +621,11 @@ class LoaderDoor:
         if not getattr(loader, "in_order", True):
             return "the loader's batches come in any order"
         ahead = wanted["num_workers"] * (wanted["prefetch_factor"] or 0)
+        if ahead and wanted["collate_fn"] is not _own_collate(wanted["collate_fn"]):
+            # Slots are not in /dev/shm, but for those of a first batch of each worker, which shows their size.
+            from autotune_agent import slots
+
+            ahead = wanted["num_workers"] * max(1, wanted["prefetch_factor"] - slots.MOST)
         # At the same time, batches of the previous workers are still being delivered.
         if ahead * self._bytes.get(loader, 0) > _SHM_PART * _shared_memory_bytes():
             return "its batches do not fit into /dev/shm"

@@ -36,7 +36,7 @@ class TrailWriter:
     ``begin``     this process, ``pid``, trains: it has called a model with gradients on, ``backward`` or an optimizer
     ``unseen``    it has trained for some time, and no step was seen: ``how``, a clause
     ``loader``    a loader is first iterated over: ``l`` (its number), ``arguments`` (by the names of `DataLoader`),
-                  ``ahead`` (batches that its workers make in advance), ``batches`` (of an epoch, or null), ``kind``
+                  ``ahead`` (batches that its workers make in advance), ``batches`` (of an epoch, or null)
     ``epoch``     an epoch of a loader begins: ``l``, or null if gradients are off; ``batches`` as below; ``start``: s
                   that its iterator, with its workers, took to start. A loader that is made anew for each epoch keeps
                   its number
@@ -696,7 +696,6 @@ class TrainingObserver:
                 },
                 ahead=loader.num_workers * (loader.prefetch_factor or 0),
                 batches=length(loader),
-                kind=type(loader.dataset).__name__,
             )
         return number
 
