@@ -240,7 +240,7 @@ def test_a_matrix_is_queued_once_however_often_it_is_submitted(
         (["submit", "--model", "tiny.py", "--dry-run"], "submits nothing"),
         (["submit", "--replay", str(SURFACE), "--batch-size", "64"], "exclude each other"),
         (["submit", "--model", "tiny.py", "--again"], "--again is for a file"),
-        (["submit", "nowhere.yaml"], "cannot read"),
+        (["submit", "nowhere.yaml"], "there is no file nowhere.yaml"),
         (["submit", "wrong.yaml"], "wrong.yaml, line 1: unknown option 'bugdet'"),
         (["submit", "--model", "tiny.py", "--device", "cpu", "--gpu", "h200"], "contradict each other"),
         (["submit", "--model", "tiny.py", "--on-done", "ftp://x"], "neither a command nor"),
