@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import optuna
@@ -376,6 +376,8 @@ class CostModel:
         self._plain: list[tuple[float, float]] = []
         self._compile_s: dict[str, float] = {}
         self._compiled: set[str] = set()
+        #: Of entrants of heats that did not compile: by how many seconds the first step exceeded a usual one.
+        self._entered_s: list[float] = []
         self._line: tuple[float, float] | None = None
 
     def learn(self, config: Config, result: TrialResult) -> None:
@@ -407,11 +409,16 @@ class CostModel:
         self._line = None
 
     def learn_entrant(self, entrant: HeatEntrant) -> None:
-        """Record the compile time of an entrant of a heat: that of its first step."""
-        mode = mode_of(entrant.config)
-        if mode != "off" and any(entrant.turns) and entrant.first_step_s is not None:
+        """Record how long the first step of an entrant of a heat took, in which it compiles or tries algorithms."""
+        mode, turns = mode_of(entrant.config), [turn for turn in entrant.turns if turn is not None]
+        if not turns or entrant.first_step_s is None:
+            return
+        if mode != "off":
             self._compile_s[mode] = max(entrant.first_step_s, self._compile_s.get(mode, 0.0))
             self._compiled.add(graph(entrant.config))
+        elif steps := sum(turn.steps for turn in turns):
+            usual_s = sum(turn.seconds for turn in turns) / steps
+            self._entered_s.append(max(0.0, entrant.first_step_s - usual_s))
 
     def expected_s(self, config: Config, rate_per_s: float | None = None) -> float:
         """Return the approximate duration of a trial; infinite if its compilation would exceed its limit.
@@ -465,6 +472,13 @@ class CostModel:
         if name in self._compiled:
             return WARM_COMPILE * cold_s
         return math.inf if (least_s if self._must_compile else cold_s) >= self._compile_limit_s else cold_s
+
+    def enters_s(self, mode: str, name: str) -> float:
+        """Return by how many seconds the first step of an entrant of a heat is expected to exceed a usual one: it
+        compiles, or tries algorithms, as earlier entrants did. See `compile_s`."""
+        if mode != "off":
+            return self.compile_s(mode, name)
+        return fmean(self._entered_s) if self._entered_s else 0.0
 
     def has_compiled(self, mode: str) -> bool:
         """Return whether the compile time in the mode is known from a compilation rather than guessed."""

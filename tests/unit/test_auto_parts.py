@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.base.records import Phase, Trial, TrialResult, TrialStatus, Value
+from autotune.base.records import HeatEntrant, Phase, Trial, TrialResult, TrialStatus, Turn, Value
 from autotune.samplers.auto.features import DEVICE, WHOLE, Features, combined
 from autotune.samplers.auto.memory import HEADROOM, MemoryModel
 from autotune.samplers.auto.posterior import POOL, Offers, neighbours, observation
@@ -370,6 +370,18 @@ class TestSeconds:
         assert costs.expected_s(BASELINE, 32 / 3.0) == pytest.approx(15.0 + 2.0 + 12.0)
         costs.follows = lambda config: True
         assert costs.expected_s(BASELINE, 32 / 3.0) == pytest.approx(15.0)
+
+    def test_first_steps_of_entrants_are_learnt(self) -> None:
+        """An entrant for which cuDNN tries its algorithms takes seconds before its first turn, of a tenth each."""
+        costs = CostModel()
+        assert costs.enters_s("off", "") == 0.0
+        turns = (Turn(steps=2, samples=64, seconds=0.2), None)
+        for first_step_s in (2.5, 0.5, 0.05):
+            costs.learn_entrant(HeatEntrant(config=BASELINE, turns=turns, first_step_s=first_step_s))
+        # One that failed at once has not shown it.
+        costs.learn_entrant(HeatEntrant(config=BASELINE, status=TrialStatus.OOM, first_step_s=9.0))
+        assert costs.enters_s("off", "") == pytest.approx((2.4 + 0.4 + 0.0) / 3)
+        assert costs.enters_s("default", "a graph") == 60.0 and costs.expected_s(BASELINE) == 0.0
 
     def test_a_failed_trial_teaches_nothing(self) -> None:
         costs = CostModel()

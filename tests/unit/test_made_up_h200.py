@@ -23,9 +23,13 @@ def test_a_search_finds_what_the_card_has(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_compiling_is_tried_where_it_pays(tmp_path: Path) -> None:
-    _, outcome = search(Card(receiver_per_s=20_000.0), 600.0, 0, tmp_path)
+@pytest.mark.parametrize(("seed", "receiver_per_s"), [(0, 20_000.0), (5, 4300.0), (8, 4300.0)])
+def test_compiling_is_tried_where_it_pays(tmp_path: Path, seed: int, receiver_per_s: float) -> None:
+    """While heats cost three times what they were expected to, the last two searches had no time for it."""
+    card = Card(receiver_per_s=receiver_per_s)
+    _, outcome = search(card, 600.0, seed, tmp_path)
     assert outcome.best.config["compile_mode"] != "off" and outcome.elapsed_s <= 630
+    assert card.per_s(outcome.best.config) > 0.87 * card.best_per_s()
 
 
 def test_copies_from_pinned_memory_are_beside_the_kernels() -> None:

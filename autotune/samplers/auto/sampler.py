@@ -465,10 +465,10 @@ class AutoSampler(Searcher):
         lack = LACK_SD * unshown[:, None] * rng.standard_normal((len(entrants), HEAT_DRAWS))
         ahead, rates = fitted.differences(best, pool, HEAT_DRAWS, rng, lack)
         steps_s = STEPS * pool.batches / np.exp(rates.mean(axis=1))
-        compile_s = [known.costs.compile_s(mode_of(c), "" if mode_of(c) == "off" else graph(c)) for c in entrants]
-        seconds = np.maximum(steps_s, STEPS / 2 * turn_s) + compile_s
+        first_s = [known.costs.enters_s(mode_of(c), "" if mode_of(c) == "off" else graph(c)) for c in entrants]
+        seconds = np.maximum(steps_s, STEPS / 2 * turn_s) + first_s
         guessed = [not known.costs.has_compiled(mode_of(c)) for c in entrants]
-        at_worst_s = seconds + (SLOW_COMPILE - 1.0) * np.where(guessed, compile_s, 0.0)
+        at_worst_s = seconds + (SLOW_COMPILE - 1.0) * np.where(guessed, first_s, 0.0)
         return self._drafted("device", entrants, ahead, seconds, at_worst_s)
 
     def _draft_loader(self, fitted: Fitted, best: int, turn_s: float) -> HeatProposal | None:
