@@ -23,7 +23,7 @@ from autotune.base.records import (
     TrialStatus,
     training_s,
 )
-from autotune.knobs import spell
+from autotune.knobs import KNOBS, spell
 from autotune.report.document import (
     Column,
     Curves,
@@ -54,7 +54,7 @@ from autotune.report.sentences import (
     standing_of,
     standings,
 )
-from autotune.space import key
+from autotune.space import key, maths_part
 from autotune.space.formatting import (
     alone,
     count,
@@ -115,9 +115,15 @@ def _trains(outcome: Outcome, standing: Standing) -> str:
     if standing is outcome.baseline:
         return "-"
     if check is None:
-        # Studies without a ledger come from a version that had no checks.
-        return "same" if outcome.ledger else "-"
+        # Studies without a ledger come from a version that had no checks. Of a script, only what leads is checked.
+        return "-" if not outcome.ledger else "same" if _computes_alike(outcome, standing) else "?"
     return {True: "yes", False: "no", None: "?"}[check.passed]
+
+
+def _computes_alike(outcome: Outcome, standing: Standing) -> bool:
+    """Return whether a configuration computes what the baseline does, except for rounding."""
+    settings = maths_part(standing.config).items() - outcome.baseline.config.items()
+    return not any(name not in KNOBS or KNOBS[name].changes_maths for name, _ in settings)
 
 
 def _holds(outcome: Outcome, standing: Standing) -> str:
@@ -273,7 +279,8 @@ def trains(outcome: Outcome) -> list[Section]:
         if key(outcome.best.config) == key(outcome.baseline.config):
             return []
         same = "Nothing needed a check: every finalist's steps compute what the baseline's do."
-        return [Section(title, paragraphs(same if outcome.ledger else "It was not checked."))]
+        is_same = outcome.ledger and all(_computes_alike(outcome, standing) for standing in outcome.finalists)
+        return [Section(title, paragraphs(same if is_same else "It was not checked."))]
     measured = any(check.reference_metric is not None for check in outcome.checks)
     rows = tuple(
         (

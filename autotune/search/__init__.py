@@ -370,7 +370,8 @@ class _Search:
     def _lengthen(self) -> None:
         """Let a study continue with the budget that it has now."""
         files, spec, before = self._run.files, self._run.spec, self._before
-        if read_request(files).budget_s != spec.budget_s:
+        begun_s = read_request(files).budget_s
+        if begun_s != spec.budget_s:
             begun = files.request.stat()
             write_request(files, spec)
             # When the study began is told by it.
@@ -383,6 +384,9 @@ class _Search:
                 for launch in files.launches.glob("check-*"):
                     shutil.rmtree(launch, ignore_errors=True)
             files.outcome.unlink(missing_ok=True)
+        elif begun_s < spec.budget_s and self._run.required and not self._any_fits:
+            # It ended with an error that advises to search longer.
+            self._history.reopen()
 
     def result(self) -> SearchResult:
         """Search, prove the result, and write the profile and the outcome.
@@ -517,8 +521,7 @@ class _Search:
                 history.reopen()
                 error.advice = self._go_on_with(study.baseline.result.alone_s)
                 raise
-            measurements = [m for t in history.trials if (m := t.result.measurement) is not None]
-            if run.required and not any(run.required.met_by([m]) for m in measurements):
+            if run.required and not self._any_fits:
                 raise self._nothing_fits({})
             searched_s, contest = history.ended_at_s, self._contest
             entered = contest.choose(study.ranked, study.noise)
@@ -529,6 +532,12 @@ class _Search:
             if not study.go_on(entered, searched_s):
                 return stopped
             run.env.observer.says("no finalist was shown to be faster, so the search goes on")
+
+    @property
+    def _any_fits(self) -> bool:
+        """Whether any launch of the search meets what is required."""
+        measurements = [m for t in self._history.trials if (m := t.result.measurement) is not None]
+        return any(self._run.required.met_by([m]) for m in measurements)
 
     def _nothing_fits(self, dropped: Mapping[int, str]) -> InfeasibleError:
         required = self._run.required

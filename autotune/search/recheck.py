@@ -32,13 +32,14 @@ from autotune.profile.in_force import differences as differences_here
 from autotune.profile.in_force import look_here
 from autotune.profile.yaml import CODE, PROFILE
 from autotune.search.proof import ProofContext
-from autotune.search.proof.race import MAX_ROUNDS, Comparison, Entrant, Race, ended_from_outside
+from autotune.search.proof.race import MAX_ROUNDS, Comparison, Entrant, Race
 from autotune.search.request import check_request, model_of, require_linux
 from autotune.search.setup import Environment, run_of, set_up
 from autotune.search.subject import command_name
 from autotune.space import key, samples_at_once
 from autotune.space.formatting import percent_text, ratio_text
 from autotune.study.history import read_launches
+from autotune.study.launches import ended_from_outside
 from autotune.workload.catalog import find_objective
 from autotune.workload.scoring import Scorer
 
@@ -348,6 +349,9 @@ def _kept(
         last = _last(files, candidate)
         is_unknown = last is None or ended_from_outside(last)
         return replace(result, failed=_why_not(last), unknown=is_unknown)
+    if candidate.out is not None and candidate is not baseline:
+        # Some of its launches went well.
+        return replace(result, failed=candidate.out)
     rate = compared.rate(candidate)
     rate_ratio = stats.speedup(rate, promised)
     if candidate is baseline:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from autotune.base.errors import UsageError, WorkloadError
+from autotune.base.errors import AutotuneError, MachineError, UsageError, WorkloadError
 from autotune.base.layout import LaunchFiles, StudyFiles
 from autotune.base.observer import Observer
 from autotune.base.records import (
@@ -437,6 +437,13 @@ class LaunchConditions:
         return (Place((self.device,), self.env, self.cores), *self.beside)
 
 
+def ended_from_outside(result: TrialResult) -> bool:
+    """Return whether a launch says nothing about its configuration, because it was ended from outside or the machine
+    failed (full disk, lost store)."""
+    faults = (MachineError.exit_code, AutotuneError.exit_code)
+    return result.status in (TrialStatus.INTERRUPTED, TrialStatus.KILLED) or result.error_code in faults
+
+
 class Launches:
     """Starts launches under the conditions of one study, and enters each in the study's tables.
 
@@ -633,9 +640,14 @@ class Launches:
         return self.running.tables.measured_s()
 
     def finished(self, launch: str, config: Config, heat: HeatPlan | None = None) -> TrialResult | None:
-        """Return the result of a launch outside the search that an earlier run completed; ``None`` if there is none."""
+        """Return the result of a launch outside the search that an earlier run completed, or in which the configuration
+        failed; ``None`` if there is none."""
         spec, result = read_launch(self.files.launch(launch))
-        if spec is None or result is None or result.status is not TrialStatus.COMPLETE:
+        if spec is None or result is None:
+            return None
+        # With more time, or on a machine that is itself again, it may end otherwise.
+        open_still = result.transient or ended_from_outside(result) or result.status is TrialStatus.TIMEOUT
+        if result.status is not TrialStatus.COMPLETE and open_still:
             return None
         then, now = (None if plan is None else plan.timeless for plan in (spec.heat, heat))
         return result if key(spec.config) == key(config) and then == now else None

@@ -95,6 +95,20 @@ def test_a_failing_configuration_refutes_the_profile_and_is_explained(world: Wor
     assert kept.verdict(0.0) is False and kept.rate is None and kept.baseline is not None
 
 
+def test_a_configuration_that_fails_now_and_then_is_not_kept(world: World, profile: Profile) -> None:
+    runs = iter(range(100))
+
+    def script(spec: TrialSpec) -> Play:
+        bf16 = spec.config.get("precision") == "bf16"
+        if bf16 and next(runs) == 2:
+            return Play(status=TrialStatus.OOM, cause="CUDA out of memory", wall_s=3.0)
+        return Play(rate_per_s=150.0 if bf16 else 100.0, wall_s=5.0)
+
+    kept = check(world, profile, script)
+    assert kept.launches == 2 and kept.failed is not None and "CUDA out of memory" in kept.failed
+    assert kept.verdict(0.0) is False
+
+
 def test_a_failing_baseline_is_a_workload_error(world: World, profile: Profile) -> None:
 
     def script(spec: TrialSpec) -> Play:

@@ -87,6 +87,16 @@ def test_what_nothing_meets_ends_with_the_nearest(world: World, sampler: str) ->
     assert [spec for made in world.launchers for spec in made.specs if spec.launch.isdigit()] == []
 
 
+def test_what_nothing_meets_is_searched_for_longer_as_it_advises(world: World) -> None:
+    more = {"require": ("peak_memory<=1.2GiB",), "narrowed": {"batch_size": ("32", "64", "128")}}
+    with pytest.raises(InfeasibleError, match="Search longer|meets"):
+        searched(world, budget_s=60.0, **more)
+    world.launchers.clear()
+    with pytest.raises(InfeasibleError):
+        resume(world.files, world.env(remembering), lambda before_s: 600.0)
+    assert [spec for made in world.launchers for spec in made.specs if spec.launch.isdigit()]
+
+
 def test_a_winner_that_is_slower_than_a_baseline_that_does_not_meet_it(world: World) -> None:
     # Only a small batch meets it.
     found = searched(

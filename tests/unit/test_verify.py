@@ -336,6 +336,46 @@ def test_a_crash_is_an_answer_and_a_kill_is_not(
     assert len(asked) == 3 and len({s.launch for s in asked}) == 1
 
 
+@pytest.mark.parametrize("kind", [LaunchKind.TRAIN_CHECK, LaunchKind.HOLD])
+def test_what_failed_in_the_proof_is_not_forgotten_where_there_is_no_time_to_see_it_again(
+    world: NoisyWorld, kind: LaunchKind
+) -> None:
+    def script(spec: TrialSpec) -> Play:
+        if spec.kind is kind and spec.config.get("precision") == "bf16":
+            return Play(status=TrialStatus.OOM, cause="CUDA out of memory", wall_s=3.0)
+        return faster_by(1.5, world)(spec)
+
+    before = world.run(script)
+    asked = len(world.launched(kind))
+    # It was killed before it wrote what it had found, when its budget was nearly over.
+    world.files.outcome.unlink()
+    world.files.spent.write_text(f'{{"spent_s": {world.spec().budget_s - 1}}}')
+    resume(world.files, world.env(script))
+    after = world.outcome
+    assert before.finding is after.finding is Finding.OPEN or before.finding is after.finding is Finding.KEEP
+    assert after.best.config == after.baseline.config and after.dropped == before.dropped != {}
+    assert len(world.launched(kind)) == asked
+
+
+def test_where_the_winner_fails_at_last_another_that_is_proven_wins(world: NoisyWorld) -> None:
+    """Two are far ahead of the baseline, and the one that won runs out of memory once the race is over."""
+    world.noise = 0.03
+
+    def script(spec: TrialSpec) -> Play:
+        held = [s.config for s in world.launched(LaunchKind.HOLD)]
+        if held and spec.kind is LaunchKind.MEASURE and spec.config == held[0]:
+            return Play(status=TrialStatus.OOM, cause="CUDA out of memory", wall_s=3.0)
+        return by_factors(world, bf16=1.5, **{"4": 1.2})(spec)
+
+    fixed = {name: value for name, value in FIXED.items() if name != "num_workers"}
+    outcome = world.run(script, fixed=fixed, narrowed=WITH_WORKERS, budget_s=1000.0)
+    (failed,) = outcome.dropped
+    assert "oom" in outcome.dropped[failed]
+    assert outcome.finding is Finding.FASTER and outcome.best.config["precision"] == "bf16"
+    assert outcome.best.trial != failed and outcome.best_same_batch.trial == outcome.best.trial
+    assert outcome.hold is not None and outcome.hold.trial == outcome.best.trial
+
+
 BOTH_WAYS = "turns within one process and launches at different times"
 
 

@@ -34,18 +34,11 @@ from autotune.knobs.static_graph import KNOB as STATIC_GRAPH
 from autotune.samplers import WARM_COMPILE, cold_compiles, graph
 from autotune.samplers.auto.rates import MOSTLY_DEVICE
 from autotune.search.proof import ProofContext
-from autotune.search.proof.race import (
-    Comparison,
-    Entrant,
-    Race,
-    ended_from_outside,
-    expected_s,
-    shared_rounds,
-    wait_fraction,
-)
+from autotune.search.proof.race import Comparison, Entrant, Race, expected_s, shared_rounds, wait_fraction
 from autotune.space import Space, canonical, device_part, key, loader_part
 from autotune.space.formatting import figure_text, percent_text, rate_text
 from autotune.study.budget import LEAST_LAUNCHES
+from autotune.study.launches import ended_from_outside
 
 # Finds what limits a configuration by comparing its rate with those of the device alone and of the loader alone.
 #

@@ -9,7 +9,6 @@ from statistics import fmean, mean, median, stdev
 from types import MappingProxyType
 
 from autotune import stats
-from autotune.base.errors import AutotuneError, MachineError
 from autotune.base.records import LaunchKind, Measurement, Standing, Trial, TrialResult, TrialStatus, Value
 from autotune.knobs.num_workers import WORKERS
 from autotune.samplers import WARM_COMPILE, graph
@@ -17,7 +16,7 @@ from autotune.search.proof import ProofContext
 from autotune.space import Space, key
 from autotune.space.formatting import is_known, one_line, percent_text, rate_text, unmet_text
 from autotune.study.budget import LEAST_LAUNCHES
-from autotune.study.launches import proof_plan_for
+from autotune.study.launches import ended_from_outside, proof_plan_for
 from autotune.workload.scoring import Scorer
 
 # The entrants of the race, which are the finalists and the baseline, with all that has been measured of each.
@@ -97,13 +96,6 @@ def wait_fraction(measurements: Iterable[Measurement]) -> float | None:
     """Return the median of the known fractions of a step spent waiting for the loader; ``None`` if none is known."""
     fractions = [m.loader_wait_fraction for m in measurements if m.loader_wait_fraction is not None]
     return median(fractions) if fractions else None
-
-
-def ended_from_outside(result: TrialResult) -> bool:
-    """Return whether a launch says nothing about its configuration, because it was ended from outside or the machine
-    failed (full disk, lost store)."""
-    faults = (MachineError.exit_code, AutotuneError.exit_code)
-    return result.status in (TrialStatus.INTERRUPTED, TrialStatus.KILLED) or result.error_code in faults
 
 
 def finalists(
@@ -579,7 +571,9 @@ class Race:
         return any(self._finished(one, number) is not None for number in _NUMBERS)
 
     def _was_begun(self, racing: Sequence[Entrant], number: int, purpose: str | None = None) -> bool:
-        return any(self._finished(e, number, purpose) is not None for e in racing)
+        # An entrant may have failed before any other was launched.
+        results = (self._finished(one, number, purpose) for one in racing)
+        return any(result is not None and result.status is TrialStatus.COMPLETE for result in results)
 
     def _choose_racing(self, share_s: float, left_s: float) -> list[Entrant]:
         """Return the entrants to race within the given time."""

@@ -31,10 +31,11 @@ from autotune.knobs.compile_mode import eager
 from autotune.knobs.persistent_workers import KNOB as PERSISTENT
 from autotune.samplers import WARM_COMPILE
 from autotune.search.proof import ProofContext
-from autotune.search.proof.race import Entrant, ended_from_outside
+from autotune.search.proof.race import Entrant
 from autotune.space import canonical, device_part, is_checked_by, is_loaders, key, loads_as, maths_part, samples_at_once
 from autotune.space.formatting import listed
 from autotune.stats import compare_data, plan_beside
+from autotune.study.launches import ended_from_outside
 
 # Judges from the results of a finalist's launches whether it trains correctly.
 #

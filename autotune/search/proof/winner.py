@@ -497,15 +497,11 @@ def prove(contest: Contest, noise: stats.LaunchNoise) -> Proof:
         _narrow(race, winner)
     compared = race.compared()
     if winner is not first and not still_wins(context, compared, winner):
-        # The rounds since then have refuted the proof.
+        # The rounds since then have refuted the proof. Another finalist may still be better than the baseline.
         winner.out = winner.out or compared.unmet(winner)
-        compared = race.compared()
-        leader, chosen = winner, first
-        if context.required:
-            # If more than speed is required, another finalist may still be better than the baseline.
-            chosen, leader = contest.checked_winner(lambda one: race.compared().unmet(one) is None)
-            compared = race.compared()
-        winner, preferred, parts, hold = chosen, chosen, (), hold if chosen is first else None
+        race.reopen()
+        winner, leader, hold = _winner_that_holds(contest)
+        compared, preferred, parts = race.compared(), winner, ()
     own_batch = winner
     if not context.space.same_training(winner.config):
         own_batch, _ = contest.checked_winner(lambda one: context.space.same_training(one.config))
@@ -641,6 +637,7 @@ def _winner_that_holds(contest: Contest) -> tuple[Entrant, Entrant, HoldVerdict 
             hold = check_holding(race.context, winner, max(HOLD_SHARE * limit_s, unused_s))
             if hold.passed is not False:
                 return winner, leader, hold
+            race.reopen()
             continue
         # The baseline won, so holding and ablation are not needed: more rounds are a better use of their time.
         rounds = race.rounds
