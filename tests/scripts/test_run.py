@@ -165,6 +165,28 @@ def test_a_compiled_model_trains_and_is_saved_as_it_was(run: Runner, real: bool)
     assert "autotune: profile.yaml: bf16, compile, channels_last" in ran.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "persistent_workers", "said"),
+    [
+        ("shuffled", False, ""),
+        ("shuffled", True, ""),
+        ("parts", False, ""),
+        ("parts", True, ""),
+        ("nested", True, "the script begins another one before the last is over"),
+        ("labels", True, "the script has changed dataset.labels"),
+    ],
+)
+def test_a_script_trains_on_what_it_would_by_itself(
+    run: Runner, kind: str, persistent_workers: bool, said: str
+) -> None:
+    """However it goes through its epochs: the same samples in the same order, and the same random numbers."""
+    plain = run.run([sys.executable, str(SCRIPTS / "epochs_of_own.py"), kind])
+    ran = run.script("epochs_of_own.py", kind, num_workers=1, prefetch_factor=2, persistent_workers=persistent_workers)
+    assert plain.code == ran.code == 0 and ran.stdout == plain.stdout, ran
+    assert said in ran.stderr and ran.stderr.count("\n") == (2 if said else 1)
+
+
 @pytest.mark.stress
 def test_workers_that_are_spawned_are_left_alone(run: Runner) -> None:
     ran = run.script("train.py", "--spawn", "--workers", "1", num_workers=2)

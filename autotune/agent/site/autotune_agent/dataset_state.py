@@ -45,7 +45,10 @@ _STDLIB = frozenset(
     )
 )
 #: Standard modules whose objects hold only what was put into them. Others, such as loggers, keep records.
-_HOLDERS = ("argparse", "builtins", "collections", "functools", "itertools", "types")
+_HOLDERS = (
+    *("argparse", "builtins", "collections", "functools", "itertools", "types"),
+    *("queue", "tarfile", "tempfile", "zipfile"),
+)
 #: The part of Linux's ``struct tcp_info`` up to the counts of bytes acknowledged and received.
 _TCP_COUNTS = struct.Struct("=120xQQ")
 #: Kinds of movers (see `Kept`) that a script may reset between two epochs.
@@ -167,6 +170,9 @@ def _look(path: str, thing: Any, found: Kept) -> Iterable[tuple[str, Any]]:
     if module in _STORES:
         found.stores[path] = f"an open {kind.__module__}.{kind.__name__}"
         return ()
+    if isinstance(thing, socket.socket):
+        found.stores[path] = "an open connection"
+        return ()
     mover = _mover(thing, kind, module)
     if mover is not None:
         found.kinds[path], found.movers[path] = mover
@@ -202,6 +208,7 @@ def _look(path: str, thing: Any, found: Kept) -> Iterable[tuple[str, Any]]:
         found.values[f"len({path})"] = thing.cache_info().currsize
         return [(path, thing.__wrapped__)]
     if isinstance(thing, types.FunctionType):
+        found.values[path] = f"{thing.__module__}.{thing.__qualname__} {_digest(thing.__code__.co_code)}"
         return _used_by(path, thing)
     if isinstance(thing, type):
         return _of_class(thing)
@@ -211,6 +218,7 @@ def _look(path: str, thing: Any, found: Kept) -> Iterable[tuple[str, Any]]:
         return [(path, part) for part in (thing.fget,) if part is not None]
     if module in _STDLIB and module not in _HOLDERS and module != "__main__":
         return ()
+    found.values[path] = f"{kind.__module__}.{kind.__qualname__}"
     return [*attributes(path, thing), *([] if _is_known(module) else [(path, kind)])]
 
 
@@ -354,7 +362,12 @@ def _array(thing: Any, found: Kept) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(thing, torch.Tensor):
         found.devices.add(thing.device.type)
-        return tuple(thing.shape), 0 if thing.is_inference() else thing._version, str(thing.dtype)
+        part = b""
+        if thing.device.type == "cpu" and thing.layout is torch.strided and thing.is_contiguous():
+            flat = thing.detach().reshape(-1)
+            step = max(1, flat.numel() * flat.element_size() // _BYTES)
+            part = _bytes_of(flat[::step].clone().view(torch.uint8))
+        return tuple(thing.shape), 0 if thing.is_inference() else thing._version, str(thing.dtype), _digest(part)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(thing, numpy.ndarray):
         if thing.dtype.hasobject:

@@ -252,6 +252,57 @@ def replaced(loader: Any, **attributes: Any) -> Iterator[None]:
         held.update(before)
 
 
+class Lazily:
+    """A sampler that is asked for an epoch when its first index is wanted.
+
+    With workers, PyTorch makes the iterator of a loader's sampler twice and uses the second. A sampler whose
+    ``__iter__`` counts epochs, or shuffles at once, would be an epoch ahead.
+    """
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self._sampler
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+
+# Workers that persist because of us: the script expects a loader to begin anew each time.
+
+#: Marks an iterator whose workers persist because of us: whether it has said that there are no more batches.
+_OVER = "_autotune_over"
+#: The most loaders whose workers persist because of us. Each keeps its processes for as long as there is the loader.
+_MOST_PERSISTENT = 4
+
+
+def _note_end(iterator: Any) -> None:
+    """Let an iterator note when it has said that there are no more batches."""
+    iterator.__dict__[_OVER] = False
+    if "_next_data" in iterator.__dict__:
+        return
+    # It is freed with the last reference to it, which ends its workers.
+    this: Callable[[], Any] = weakref.ref(iterator)
+
+    def next_data() -> Any:
+        it = this()
+        try:
+            return type(it)._next_data(it)
+        except StopIteration:
+            it.__dict__[_OVER] = True
+            raise
+
+    iterator._next_data = next_data
+
+
+def _is_going_on(loader: Any) -> bool:
+    """Return whether the script still iterates over a loader whose workers persist."""
+    held = loader.__dict__
+    # Referenced by the loader, and by the call that counts.
+    return not held["_iterator"].__dict__.get(_OVER, True) and sys.getrefcount(held["_iterator"]) > 2
+
+
 # The door of the loaders: `DataLoader.__iter__` before a loader's first epoch, or `DataLoader._get_iterator` of one
 # that iterates in its own way.
 
@@ -264,6 +315,8 @@ _LOADER = "_autotune_loader"
 _SHM_PART = 0.25
 #: Where nothing was compared, looking at a data set may take this many times as long: seconds, once.
 _THOROUGH = 20
+#: The same in each epoch, for workers that persist because of us.
+_EACH_EPOCH = 4
 #: The arguments of a loader that are set.
 _ARGUMENTS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
 
@@ -322,14 +375,18 @@ class LoaderDoor:
                 return iterator_of(loader)
 
         def iterator_of(loader: Any) -> Any:
+            safely(self._begin_anew, loader)
             if not is_for_training(loader):
                 return original(loader)
             if not safely(self._see, loader):
                 iterator = original(loader)
             else:
-                with replaced(loader, **UNADVISED):
+                lazily = safely(self._lazily, loader) or {}
+                with replaced(loader, **UNADVISED, **lazily):
                     # If it may be switched back, others deliver for one that fails.
                     iterator = original(loader) if self._rescue is None else begin(loader, original)
+                if safely(self._persists, loader):
+                    safely(_note_end, iterator)
             if self._rescue is not None:
                 self._note(loader, iterator)
             return iterator
@@ -362,13 +419,45 @@ class LoaderDoor:
             self._set_back(loader)
         return self._is_tried(loader)
 
+    def _persists(self, loader: Any) -> bool:
+        """Whether a loader's workers persist only because of us."""
+        own = self._own.get(loader) if type(loader).__hash__ is not None else None
+        return own is not None and loader.persistent_workers and not own["persistent_workers"]
+
+    def _lazily(self, loader: Any) -> dict[str, Any]:
+        """Return the sampler to give to a loader that has workers only because of us."""
+        if self._rescue is not None or not loader.num_workers or self._own[loader]["num_workers"]:
+            return {}
+        return {_sampler_name(loader): Lazily(loader._index_sampler)}
+
+    def _begin_anew(self, loader: Any) -> None:
+        """Let a loader begin an epoch as it would without workers that persist: beside one that goes on, and with as
+        many random numbers taken."""
+        import torch
+
+        if not self._persists(loader) or getattr(loader, "_iterator", None) is None or not self._ours():
+            return
+        if not _is_going_on(loader):
+            # Only a new iterator takes a number to seed its workers with.
+            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+            return
+        # Those that go on end with the script's loop.
+        loader._iterator._persistent_workers = False
+        loader.__dict__.update(persistent_workers=False, _iterator=None)
+        say("workers are started anew in each epoch: the script begins another one before the last is over")
+
     def _renew(self, loader: Any) -> None:
         """End workers that persist only because of us, if the script has changed something in their data set since they
         were started: they would not see it."""
-        now = _walk(loader)
+        now = _walk(loader, times=_EACH_EPOCH)
         before = self._kept.get(loader)
         changed = [] if before is None or loader._iterator is None else now.changed_since(before)
-        if changed:
+        if not now.whole:
+            if loader._iterator is not None:
+                loader._iterator._shutdown_workers()
+            say("workers are started anew in each epoch: their data set holds more than can be looked at")
+            loader.__dict__.update(persistent_workers=False, _iterator=None)
+        elif changed:
             loader._iterator._shutdown_workers()
             loader._iterator = None
             say(
@@ -443,7 +532,10 @@ class LoaderDoor:
                 if self._compared or arguments.get("num_workers") in (None, 0, loader.num_workers)
                 else state.is_held()
             )
-            reason = held or _why_not(loader, arguments, state)
+            persistent = sum(self._persists(other) for other in list(self._own))
+            crowd = "workers of other loaders persist" if persistent >= _MOST_PERSISTENT else None
+            crowd = crowd if arguments.get("persistent_workers") and not loader.persistent_workers else None
+            reason = held or crowd or _why_not(loader, arguments, state)
             if reason is None:
                 wanted.update(setting.arguments)
             return reason

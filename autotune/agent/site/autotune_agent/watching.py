@@ -394,6 +394,8 @@ class TrainingObserver:
         self._numbers = itertools.count()
         #: Since the last step, by loader: batches, samples (``None`` if not known), seconds of waiting.
         self._batches: dict[int, list[Any]] = {}
+        #: Loaders whose batches are as long as they say.
+        self._in_rows: set[int] = set()
         # On CUDA, marks before and after the waits since the last step.
         self._waits: list[tuple[Any, Any]] = []
         self._wrong: Exception | None = None
@@ -585,7 +587,11 @@ class TrainingObserver:
 
     def _took(self, number: int, samples: int | None, batch: Any, waited: float) -> None:
         totals = self._batches.setdefault(number, [0, 0, 0.0])
-        size = samples or samples_in(batch)
+        found = samples_in(batch)
+        if samples and found == samples:
+            self._in_rows.add(number)
+        # The last batch of an epoch may have fewer samples than the loader says.
+        size = found if samples and found and found < samples and number in self._in_rows else samples or found
         totals[0] += 1
         totals[1] = None if size is None or totals[1] is None else totals[1] + size
         totals[2] += waited
