@@ -325,8 +325,22 @@ def prepare(command: CommandRef, files: LaunchFiles) -> tuple[Path, Path | None]
 
 def elsewhere(words: Sequence[str], folder: str) -> list[str]:
     """Return words that mean the same in any folder as in this one: the files and folders that they name, also after
-    ``--option=``, are given by their full paths. A program without a slash is looked up in ``PATH``."""
-    return [word if not i and os.sep not in word else _in_full(word, folder) for i, word in enumerate(words)]
+    ``--option=``, are given by their full paths. A program without a slash is looked up in ``PATH``, and a module by
+    its name, although there may be a folder of that name."""
+    module = _module_at(words)
+    kept = {module} if words and os.sep in words[0] else {0, module}
+    return [word if i in kept else _in_full(word, folder) for i, word in enumerate(words)]
+
+
+def _module_at(words: Sequence[str]) -> int | None:
+    """Return which word names the module or the code that Python runs; ``None`` if it runs a file, whose own options
+    may be called ``-m`` and ``-c`` as well."""
+    for i, word in enumerate(words):
+        if word in _IMPORTS:
+            return i + 1
+        if word.endswith(".py"):
+            return None
+    return None
 
 
 def _in_full(word: str, folder: str) -> str:
@@ -338,7 +352,9 @@ def _in_full(word: str, folder: str) -> str:
 def importing(env: Mapping[str, str], words: Sequence[str], folder: str) -> dict[str, str]:
     """Return an environment in which Python finds the same modules in any folder as in this one."""
     first = [folder] if any(option in words for option in _IMPORTS) else []
-    outer = [os.path.join(folder, place) for place in env.get("PYTHONPATH", "").split(os.pathsep) if place]
+    # An empty entry among others is the current folder.
+    places = [place or "." for place in env["PYTHONPATH"].split(os.pathsep)] if env.get("PYTHONPATH") else []
+    outer = [os.path.normpath(os.path.join(folder, place)) for place in places]
     return {**env, "PYTHONPATH": os.pathsep.join([*first, *outer])} if first or outer else dict(env)
 
 

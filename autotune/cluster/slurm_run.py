@@ -47,10 +47,12 @@ class StudyRun:
             pass
         requeue: Any = signal.getsignal(WARNING)
         code = self._search()
+        # A signal that comes before the search listens for it ends it at once.
+        code = code if code >= 0 else 128 - code
         if code in INTERRUPTED and self._goes_on():
             requeue(WARNING, None)
         if code not in (0, NoVerdictError.exit_code):
-            sys.exit(code if code > 0 else 128 - code)
+            sys.exit(code)
 
     def checkpoint(self) -> Any:
         """Return what submitit is to call when the job is restarted: this same call, since the study holds all

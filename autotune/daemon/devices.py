@@ -84,7 +84,14 @@ class Reading:
 
 
 class Devices(Protocol):
-    """Reads the state of the devices. Not thread-safe."""
+    """Reads the state of the devices. Not thread-safe.
+
+    Attributes:
+        tells_apart: whether the driver's pids are those of this process, so that a job's processes can be told from
+            others.
+    """
+
+    tells_apart: bool
 
     def read(self) -> list[Reading]:
         """Read every known device. The CPU comes last."""
@@ -115,7 +122,7 @@ class RealDevices:
         self._settings = settings
         self._cards = cards
         self._watch = CpuWatch(os.getpid(), clock or SystemClock())
-        self._host_pids = _in_host_pid_namespace() if host_pids is None else host_pids
+        self.tells_apart = _in_host_pid_namespace() if host_pids is None else host_pids
         self._known: dict[str, str] = {}
 
     def read(self) -> list[Reading]:
@@ -123,9 +130,9 @@ class RealDevices:
 
     def foreign(self, reading: Reading, ours: frozenset[int]) -> frozenset[int]:
         present = reading.processes or frozenset()
-        if self._host_pids:
+        if self.tells_apart:
             return present - ours
-        # The pids cannot be matched, but a launch has exactly one process on a GPU, and launches never overlap.
+        # The pids cannot be matched, but a workload's launch has one process on a GPU, and launches never overlap.
         return present if len(present) > 1 else frozenset()
 
     def _read_cards(self) -> list[Reading]:

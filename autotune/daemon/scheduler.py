@@ -357,8 +357,10 @@ class Scheduler:
 
     def _reason_to_stop(self, job: Job, status: Running, spent_s: float) -> Queued | Failed | None:
         """Return the next state of a running job that must stop; ``None`` if it may continue."""
-        state = self.board.states.get(status.device)
-        if state is not None and state.foreign and not job.request.spec.allow_busy:
+        state, spec = self.board.states.get(status.device), job.request.spec
+        # A script may have any number of processes on a GPU.
+        told = self.board.devices.tells_apart or spec.command is None
+        if state is not None and state.foreign and told and not spec.allow_busy:
             pids = ", ".join(map(str, sorted(state.foreign)))
             return Queued(why=f"process {pids} came to its card")
         limit_s = job.request.max_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -27,7 +28,7 @@ CLOCK_FRACTION = 0.01
 #: First words of faulthandler's report when a signal kills a process.
 _FATAL = "Fatal Python error: "
 #: Last words of a library that cannot start a thread (EAGAIN); OpenMP's then exits.
-_NO_PROCESSES = os.strerror(errno.EAGAIN)
+_NO_PROCESSES = re.compile(rf"(fork|thread).{{0,200}}{os.strerror(errno.EAGAIN)}", re.DOTALL | re.IGNORECASE)
 _HOST_OOM = "the kernel's memory killer ended {}"
 _MORE_MEMORY = "use fewer workers, less prefetch or a smaller batch, or give the machine more memory."
 #: /dev/shm counts as full if fewer bytes than this, or less than this fraction of it, are free.
@@ -83,7 +84,7 @@ def verdict(
         status, cause, advice = unreported(exit_code, unreadable, shared_memory, kernel_killed=kernel_killed)
     if status is TrialStatus.CRASHED:
         advice = f"its last words are in {files.stderr}."
-        if evidence is not None and _NO_PROCESSES in evidence:
+        if evidence is not None and _NO_PROCESSES.search(evidence):
             cause, advice = f"{cause}, since no thread or process could be started", MORE_PROCESSES
     return TrialResult(
         launch=spec.launch,

@@ -153,6 +153,21 @@ class CompleteTrials:
         self.ordered = [trial for trial in self.ordered if not is_wrong(trial.config)]
 
 
+#: Another loader counts as faster only from this multiple of the rate.
+LOADS_FASTER = 1.05
+#: What entrants of a heat end with of which it shows nothing.
+_UNDECIDED = (TrialStatus.COMPLETE, TrialStatus.INTERRUPTED, TrialStatus.KILLED)
+
+
+def none_loads_faster(heat: Heat) -> bool:
+    """Return whether a heat of loaders has shown that none is faster than the reference. It may have ended before all
+    had a turn."""
+    others = heat.entrants[1:]
+    ratios = [entrant.ratio for entrant in others if entrant.ratio is not None]
+    decided = all(entrant.ratio is not None or entrant.status not in _UNDECIDED for entrant in others)
+    return decided and bool(ratios) and max(ratios) < LOADS_FASTER
+
+
 def is_device_bound(space: Space, trials: Sequence[Trial]) -> bool:
     """Return whether the baseline hardly waits for its loader, so that a gain on the device is a gain overall."""
     measurements = [t.result.measurement for t in trials if t.config and key(t.config) == key(space.baseline)]
@@ -172,8 +187,6 @@ SHORT_LAUNCHES = 12
 PROMISING, _MOST_ROUNDS = 0.03, 4
 #: A trial that takes this many times the expected duration is stopped.
 PATIENCE = 3.0
-#: Another loader counts as faster only from this multiple of the rate.
-LOADS_FASTER = 1.05
 #: Every trial gets at least this many seconds, however little is left for searching.
 _LEAST_TRIAL_S = 20.0
 
@@ -257,12 +270,8 @@ class Agenda:
         that no other number of workers loads faster."""
         if is_device_bound(self._space, self._complete.ordered):
             return True
-        for heat in (h.heat for h in self._history.heats if h.heat.side == "loader"):
-            reference, *others = heat.entrants
-            ratios = [entrant.ratio for entrant in others if entrant.ratio is not None]
-            if loads_as(reference.config, self._space.baseline) and ratios and max(ratios) < LOADS_FASTER:
-                return True
-        return False
+        heats = (h.heat for h in self._history.heats if h.heat.side == "loader")
+        return any(loads_as(h.entrants[0].config, self._space.baseline) and none_loads_faster(h) for h in heats)
 
     def offered(self, config: Config) -> bool:
         """Return whether one of Optuna's samplers may propose a configuration: some values are held back until the best

@@ -24,12 +24,22 @@ _TIMEOUT = timedelta(days=1)
 
 
 class RankSampler(DistributedSampler[Any]):
-    """Divides a data set among the ranks, differently in each epoch if it is shuffled."""
+    """Divides a data set among the ranks, differently in each epoch if it is shuffled.
+
+    Attributes:
+        was_told: somebody else has set the epoch.
+    """
+
+    was_told = False
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self.was_told = True
 
     def __iter__(self) -> Iterator[Any]:
         order = super().__iter__()
         # At once, as an epoch may be abandoned.
-        self.set_epoch(self.epoch + 1)
+        self.epoch += 1
         yield from order
 
 

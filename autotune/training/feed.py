@@ -28,14 +28,16 @@ class StartedLoader(DataLoader[Any]):
     """A DataLoader whose workers begin with the first epoch as soon as it is made.
 
     They are forked before the process holds a model, as in a trial. The first ``iter`` returns the epoch that has
-    begun, each later one a new epoch.
+    begun, each later one a new epoch. Where the user may first tell which epoch it is, none begins early.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._begun: _BaseDataLoaderIter | None = None
         super().__init__(*args, **kwargs)
+        told = (self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None), self.dataset)
+        is_told = any(hasattr(one, "set_epoch") and not hasattr(one, "was_told") for one in told)
         # Without workers, there is nothing to start.
-        if self.num_workers > 0:
+        if self.num_workers > 0 and not is_told:
             self._begun = super().__iter__()
 
     def check_worker_number_rationality(self) -> None:
@@ -43,6 +45,8 @@ class StartedLoader(DataLoader[Any]):
 
     def __iter__(self) -> _BaseDataLoaderIter:
         iterator, self._begun = self._begun, None
+        if getattr(self.sampler, "was_told", False):
+            iterator = None
         return super().__iter__() if iterator is None else iterator
 
 
@@ -116,8 +120,9 @@ class Made(NamedTuple):
     """How a batch was made, sent with it by the process that made it.
 
     Attributes:
-        seconds: how long it took. idle_s: how many of these seconds the process neither ran nor waited for a core, but
-            for files or the network. 0 if the kernel does not tell; rounding can make it slightly negative.
+        seconds: how long it took; 0 if that is not known. idle_s: how many of these seconds the process neither ran
+            nor waited for a core, but for files or the network. 0 if the kernel does not tell; rounding can make it
+            slightly negative.
         finished_s: when it was finished, on the monotonic clock, which all processes of a Linux machine share.
     """
 
@@ -129,17 +134,20 @@ class Made(NamedTuple):
 class Stopwatch(Wrapper, Dataset[Any]):
     """Times how long each batch takes to make, inside the worker.
 
-    One object is both data set and collate function: the fetch starts in ``__getitems__`` and ends in `collate`, which
-    the same process calls next. It sends the batch and a `Made`.
+    One object is both data set and collate function: the fetch starts in ``__getitems__``, or with the first
+    ``__getitem__`` of a loader that takes samples one by one, and ends in `collate`, which the same process calls next.
+    It sends the batch and a `Made`.
     """
 
     def __init__(self, inner: Dataset[Any], collate: Collate) -> None:
         super().__init__(inner)
         self._collate = collate
-        self._began = 0.0
+        self._began: float | None = None
         self._busy: float | None = None
 
     def __getitem__(self, index: Any) -> Any:
+        if self._began is None:
+            self.start()
         return self.inner[index]
 
     def start(self) -> None:
@@ -152,8 +160,12 @@ class Stopwatch(Wrapper, Dataset[Any]):
 
     def collate(self, samples: Any) -> tuple[Any, Made]:
         batch = self._collate(samples)
-        busy, before, finished = _busy_s(), self._busy, time.monotonic()
-        seconds = finished - self._began
+        busy, before, began, finished = _busy_s(), self._busy, self._began, time.monotonic()
+        self._began = None
+        if began is None:
+            # A loader of the user's has read other data.
+            return batch, Made(0.0, 0.0, finished)
+        seconds = finished - began
         idle_s = 0.0 if busy is None or before is None else seconds - (busy - before)
         return batch, Made(seconds, idle_s, finished)
 

@@ -10,7 +10,7 @@ import pytest
 
 from autotune.base.errors import MachineError, UsageError
 from autotune.base.layout import QueueFiles
-from autotune.base.records import Done, End, Failed, Job, JobState, Paused, Queued, Running
+from autotune.base.records import CommandRef, Done, End, Failed, Job, JobState, Paused, Queued, Running
 from autotune.daemon.devices import BACKOFF_S, CPU, Board, Reading, Settings
 from autotune.daemon.notices import Notices
 from autotune.daemon.queue import Queue, open_queue
@@ -326,6 +326,19 @@ class TestUnknownIsNeverIdle:
 
 
 class TestNeighbours:
+    @pytest.mark.parametrize("of_script", [False, True])
+    def test_a_scripts_own_processes_are_not_taken_for_others_in_a_container(
+        self, cards: World, of_script: bool
+    ) -> None:
+        """There, the driver's pids are not ours, and a script may have any number of processes on a card."""
+        cards.devices.tells_apart = False
+        command = CommandRef(words=("python", "train.py"), folder="/nowhere") if of_script else None
+        cards.submit(gpu=A, spec=make_study_spec("net", mark="mark", command=command))
+        cards.pass_(70)
+        cards.devices.set(on_it(A, 501, 502))
+        cards.pass_(30)
+        assert cards.runner.terminated == ([] if of_script else [1])
+
     def test_a_job_makes_way_within_ten_seconds_and_goes_on_later(self, cards: World) -> None:
         cards.submit(gpu=A)
         cards.pass_(70)

@@ -48,3 +48,22 @@ def test_a_bus_error_is_what_there_was_too_little_of(fault, free, size, status):
     result = verdict(spec, files, -signal.SIGBUS, watch, kernel_killed=False, shared_memory=(free, size))
     assert result.status is status and "SIGBUS" in result.cause
     assert result.transient == (status is TrialStatus.CRASHED)
+
+
+@pytest.mark.parametrize(
+    ("words", "no_thread"),
+    [
+        ("libgomp: Thread creation failed: Resource temporarily unavailable", True),
+        ("self.pid = os.fork()\nBlockingIOError: [Errno 11] Resource temporarily unavailable", True),
+        ("zmq.error.Again: Resource temporarily unavailable", False),
+    ],
+)
+def test_a_crash_has_the_cause_that_its_last_words_tell(fault, words, no_thread):
+    """Of what else may be unavailable for a moment, a log may speak at any time."""
+    spec = fault()
+    files = LaunchFiles(Path(spec.folder))
+    files.folder.mkdir()
+    files.stderr.write_text(f"{words}\n")
+    watch = Watch(spec, SystemClock(), lambda beat: None, lambda: False)
+    result = verdict(spec, files, -signal.SIGSEGV, watch, kernel_killed=False, shared_memory=(MIB, MIB))
+    assert ("since no thread or process could be started" in result.cause) is no_thread

@@ -78,7 +78,21 @@ def test_words_mean_elsewhere_what_they_mean_here(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert elsewhere(["./python"], here) == [f"{here}/./python"]
     assert importing({}, ["python", "t.py"], here) == {}
-    assert importing({"PYTHONPATH": "lib:/b:"}, ["python", "-m", "t"], here) == {"PYTHONPATH": f"{here}:{here}/lib:/b"}
+    # To Python, an empty entry is the current folder.
+    found = importing({"PYTHONPATH": "lib:/b:"}, ["python", "-m", "t"], here)
+    assert found == {"PYTHONPATH": f"{here}:{here}/lib:/b:{here}"}
+    assert importing({"PYTHONPATH": ":/src"}, ["python", "t.py"], here) == {"PYTHONPATH": f"{here}:/src"}
+    assert importing({"PYTHONPATH": ""}, ["python", "t.py"], here) == {"PYTHONPATH": ""}
+
+
+def test_a_module_is_no_folder(tmp_path: Path) -> None:
+    """A package that is run by its name lies in a folder of that name."""
+    (tmp_path / "train").mkdir()
+    here = f"{tmp_path}/train"
+    assert elsewhere(["python", "-u", "-m", "train", "train"], str(tmp_path)) == ["python", "-u", "-m", "train", here]
+    assert elsewhere(["torchrun", "-m", "train"], str(tmp_path)) == ["torchrun", "-m", "train"]
+    # It is an option of the script's own.
+    assert elsewhere(["python", "t.py", "-m", "train"], str(tmp_path)) == ["python", "t.py", "-m", here]
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """Trains without asking whether it is ``__main__``, where workers would be spawned."""
 
+import logging
 import multiprocessing
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+log = logging.getLogger(__name__)
 print("begins")
 multiprocessing.set_start_method("spawn")
 model = torch.nn.Linear(4, 2)

@@ -90,6 +90,8 @@ class ScriptedRunner:
 class ScriptedDevices:
     """Devices with readings set by the test. By default there is only an idle CPU."""
 
+    tells_apart = True
+
     def __init__(self, *readings: Reading) -> None:
         self.readings: dict[str, Reading] = {r.name: r for r in readings or (Reading(CPU, "CPU"),)}
         #: Number of calls of `read`.

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch.amp import grad_scaler
 from torch.nn.utils import clip_grad
+from torch.utils.data import DistributedSampler
 
 from autotune.base.clock import SystemClock
 from autotune.base.errors import MachineError
@@ -25,6 +26,7 @@ from autotune.base.records import TrialSpec, WorkloadRef
 from autotune.child.launch import Beats, Launch
 from autotune.child.ranks import _place
 from autotune.training.exchange import RankSampler
+from autotune.training.feed import StartedLoader
 from autotune.training.step import move
 from tests.support import make_spec
 
@@ -53,6 +55,30 @@ def test_each_epoch_is_another_one_also_if_the_last_was_broken_off() -> None:
     whole = [list(sampler) for sampler in samplers]
     assert sorted(whole[0] + whole[1]) == list(range(40))
     assert [one[:4] for one in whole] != broken
+
+
+class OfUser(DistributedSampler[int]):
+    """Is told by its user which epoch it is."""
+
+
+@pytest.mark.parametrize("kind", [RankSampler, OfUser])
+@pytest.mark.parametrize("persistent_workers", [False, True])
+@pytest.mark.parametrize("epoch", [1, 5])
+def test_the_first_epoch_is_the_one_that_the_user_says(
+    kind: type[DistributedSampler[int]], persistent_workers: bool, epoch: int
+) -> None:
+    """Although the workers of a loader may have begun another one."""
+    expected = kind(range(40), 2, 0, shuffle=True)
+    expected.set_epoch(epoch)
+    sampler = kind(range(40), 2, 0, shuffle=True)
+    loader = StartedLoader(range(40), sampler=sampler, num_workers=1, persistent_workers=persistent_workers)  # type: ignore[arg-type]
+    assert (loader._begun is not None) is (kind is RankSampler)
+    sampler.set_epoch(epoch)
+    assert [int(batch) for batch in loader] == list(expected)
+    if kind is OfUser:
+        sampler.set_epoch(epoch + 1)
+        expected.set_epoch(epoch + 1)
+    assert [int(batch) for batch in loader] == list(expected)
 
 
 WORKLOAD = """

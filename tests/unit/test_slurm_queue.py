@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from autotune.base.files import write_atomic
 from autotune.base.layout import DaemonFiles, StudyFiles
 from autotune.base.records import JobState
 from autotune.cluster.slurm_queue import SlurmJob, SlurmQueue
+from autotune.cluster.slurm_run import _ENDING, WARNING, StudyRun
 from autotune.study.loop import note_failure
 
 FINISHED = Path(__file__).parents[1] / "old" / "studies" / "finished"
@@ -136,3 +139,26 @@ def test_a_damaged_note_hides_no_other(played: Played) -> None:
     found = played.queue.look()
     assert [job.id for job in found.jobs] == [1] and "cannot be read" in found.troubles[0]
     assert played.queue.job(1).state is JobState.QUEUED
+
+
+@pytest.mark.parametrize("number", [15, 9])
+def test_a_search_that_ends_before_it_listens_to_signals_is_requeued(
+    played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """It is still importing, so that SIGTERM kills it. SIGKILL is nobody's request to go on later."""
+    python = tmp_path / "bin" / "python"
+    python.write_text(f"#!/bin/sh\nkill -{number} $$\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    played.says("squeue", "", error="squeue: error: Unable to contact slurm controller")
+    study, requeued = shutil.copytree(FINISHED, tmp_path / "study"), []
+    before = {each: signal.getsignal(each) for each in _ENDING}
+    signal.signal(WARNING, lambda *told: requeued.append(told))
+    try:
+        with pytest.raises(SystemExit) as ended:
+            StudyRun(str(study), {})()
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    assert ended.value.code == 128 + number and len(requeued) == (number == 15)

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import time
 
 import pytest
 import torch
@@ -201,6 +202,29 @@ def test_wrapped_data_sets_tell_what_they_know_and_read_by_their_own_rules(tmp_p
     assert again.lengths == (1, 2, 3) and again[5] == 12
     with pytest.raises(AttributeError):
         _ = wrapped.nothing_of_the_kind
+
+
+class Slow(torch.utils.data.Dataset):
+    """Four samples, each of which takes 20 ms."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        time.sleep(0.02)
+        return index
+
+
+@pytest.mark.parametrize("batch_size", [2, None])
+def test_batches_of_single_samples_are_timed(batch_size):
+    """A loader of the user's own may take a wrapped data set's samples one by one."""
+    data, collate = stopwatch(Slow(), lambda samples: samples)
+    joined = torch.utils.data.ConcatDataset([data])
+    for _, made in torch.utils.data.DataLoader(joined, batch_size=batch_size, collate_fn=collate):
+        assert 0.02 * (batch_size or 1) <= made.seconds < 10
+    # Of other data it is not known how long it took.
+    _, collate = stopwatch(Slow(), lambda samples: samples)
+    assert [made.seconds for _, made in torch.utils.data.DataLoader(range(4), collate_fn=collate)] == [0.0] * 4
 
 
 def test_a_packed_sequence_moves_itself():

@@ -9,11 +9,11 @@ import pytest
 from autotune.base.errors import UsageError
 from autotune.base.layout import StudyFiles
 from autotune.base.observer import Observer
-from autotune.base.records import CommandRef, Finding, TrialSpec
+from autotune.base.records import CommandRef, Finding, Heat, HeatEntrant, TrialSpec, TrialStatus
 from autotune.search import Environment, fork, preview, resume, search
 from autotune.search.setup import _is_alike
 from autotune.space import key
-from autotune.study.agenda import waits_as_long
+from autotune.study.agenda import none_loads_faster, waits_as_long
 from autotune.study.request import read_request
 from autotune.study.tables import read_trials
 from tests.support import Play, make_measurement, make_trial
@@ -170,3 +170,34 @@ class TestPreview:
 
     def test_random_search_has_no_description(self, world: World) -> None:
         assert preview(world.spec(sampler="random"), world.env(plain), world.folder / "nothing").first == ()
+
+
+@pytest.mark.parametrize(
+    ("others", "shown"),
+    [
+        ([(1.0, TrialStatus.COMPLETE), (0.9, TrialStatus.PRUNED)], True),
+        ([(1.0, TrialStatus.COMPLETE), (1.3, TrialStatus.COMPLETE)], False),
+        # It ended before eight workers had their turn.
+        ([(1.0, TrialStatus.COMPLETE), (None, TrialStatus.INTERRUPTED)], False),
+        ([(1.0, TrialStatus.COMPLETE), (None, TrialStatus.HOST_OOM)], True),
+        ([(None, TrialStatus.HOST_OOM)], False),
+    ],
+)
+def test_a_heat_of_loaders_shows_only_what_had_its_turn(
+    others: list[tuple[float | None, TrialStatus]], shown: bool
+) -> None:
+    entrants = [HeatEntrant(config={"num_workers": 0}, ratio=1.0)]
+    entrants += [
+        HeatEntrant(config={"num_workers": i}, ratio=ratio, status=status)
+        for i, (ratio, status) in enumerate(others, 1)
+    ]
+    heat = Heat(
+        side="loader",
+        entrants=tuple(entrants),
+        noise_sd=0.01,
+        startup_s=1.0,
+        switch_s=1.0,
+        measured_s=1.0,
+        ended="time",
+    )
+    assert none_loads_faster(heat) is shown

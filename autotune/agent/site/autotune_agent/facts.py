@@ -60,7 +60,9 @@ def would_run_again() -> bool:
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
-            return "__name__" not in frame.f_code.co_names
+            # Scripts also name their loggers by it.
+            code = frame.f_code
+            return "__name__" not in code.co_names or "__main__" not in code.co_consts
         frame = frame.f_back
     return False
 
