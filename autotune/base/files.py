@@ -240,6 +240,11 @@ def exclusive_lock(path: Path, *, wait: bool = False) -> Iterator[bool]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             yield False
+        except OSError as error:
+            # Some network file systems have no locks.
+            raise MachineError(
+                f"cannot lock {path}: {error.strerror}", advice="its file system must have locks."
+            ) from error
         else:
             yield True
     finally:

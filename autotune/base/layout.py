@@ -79,8 +79,13 @@ class StudyFiles:
 
     @property
     def storage_url(self) -> str:
-        """The URL under which Optuna opens the study."""
-        return f"sqlite:///{self.database}"
+        """The URL under which Optuna opens the study. A path may have characters that mean something else in a URL."""
+        # Imported on demand: most commands open no study.
+        from sqlalchemy import URL
+
+        url = URL.create("sqlite", database=str(self.database))
+        # Optuna substitutes whatever is in braces.
+        return url.render_as_string().replace("{", "{{").replace("}", "}}")
 
     #: Seconds of the budget used so far; rewritten every few seconds.
     spent = _Below("spent.json")

@@ -444,7 +444,7 @@ class ScriptProcess(Watched):
 
     def _judge(self) -> None:
         code = self._process.returncode
-        if code > _SHELLS:
+        if code - _SHELLS in signal.valid_signals():
             # This is how a shell reports that its child was ended by a signal.
             code = _SHELLS - code
         raised, thread = self.trail.raised, self.trail.thread

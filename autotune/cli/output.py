@@ -210,23 +210,43 @@ def _stream(descriptor: int, given: TextIO | None) -> TextIO:
 # Shared by the commands that run a search: signal handling, the environment, and the output at the end.
 
 
-@contextlib.contextmanager
-def stop_signals() -> Iterator[Callable[[], int | None]]:
-    """Record signals instead of dying from them; yield a function that returns the first one received, or ``None``.
+class Stop:
+    """The first signal received by a process, or by those forked from it that have joined.
 
-    Processes forked in this block share both with this one.
+    Any other process that is forked, such as one of a pool of the workload's, is ended by a signal as ever.
     """
-    received = mmap.mmap(-1, 1)
 
-    def receive(number: int, _frame: object) -> None:
-        received[0] = received[0] or number
+    def __init__(self) -> None:
+        self._received = mmap.mmap(-1, 1)
+        self._joined = {os.getpid()}
 
-    before = {number: signal.signal(number, receive) for number in SIGNALS}
+    def __call__(self) -> int | None:
+        return self._received[0] or None
+
+    def join(self) -> None:
+        """Share the signals of this process with the one that it was forked from."""
+        self._joined.add(os.getpid())
+
+    def receive(self, number: int, otherwise: Any) -> None:
+        """Note a signal, or set its former handler again and receive it once more."""
+        if os.getpid() in self._joined:
+            self._received[0] = self._received[0] or number
+        else:
+            signal.signal(number, otherwise)
+            os.kill(os.getpid(), number)
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[Stop]:
+    """Record signals instead of dying from them; yield what tells the first one received."""
+    stop, before = Stop(), {int(number): signal.getsignal(number) for number in SIGNALS}
+    for number in SIGNALS:
+        signal.signal(number, lambda number, _frame: stop.receive(number, before[number]))
     try:
-        yield lambda: received[0] or None
+        yield stop
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def environment(stop: Callable[[], int | None]) -> Environment:

@@ -321,6 +321,7 @@ def train(
         newest = store.newest()
 
         def whole() -> WholeTraining:
+            stop.join()
             first = own_rank().number == 0
             reports.silent = not first
             with reports.tracking, _workloads_own_errors(ref.name):

@@ -205,7 +205,12 @@ class Children:
             with contextlib.suppress(ChildProcessError):
                 if os.waitpid(child.pid, os.WNOHANG)[0]:
                     continue
-            with contextlib.suppress(ProcessLookupError):
+            try:
                 os.kill(child.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            except PermissionError:
+                # It is another user's by now, as after `sudo`, and uses no device of ours.
+                continue
             alive = True
         return alive

@@ -267,9 +267,13 @@ def _dashboard_of(database: Path) -> WSGIApplication:
     # Imported on first use, because it imports Optuna.
     import optuna
     from optuna_dashboard import wsgi
+    from sqlalchemy import URL
 
-    url = f"sqlite:///file:{quote(str(database))}?mode=ro&uri=true"
-    storage = optuna.storages.RDBStorage(url, skip_compatibility_check=True, skip_table_creation=True)
+    # SQLite reads the path as part of a URI of its own.
+    url = URL.create("sqlite", database=f"file:{quote(str(database))}", query={"mode": "ro", "uri": "true"})
+    storage = optuna.storages.RDBStorage(
+        url.render_as_string(), skip_compatibility_check=True, skip_table_creation=True
+    )
     app: WSGIApplication = wsgi(storage)
     return app
 

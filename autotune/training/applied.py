@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     from autotune.training.step import Step
 
 
+#: Options of a loader that need workers, and those that a sampler of whole batches takes the place of.
+_OF_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "worker_init_fn")
+_OF_BATCHES = ("batch_size", "shuffle", "sampler", "drop_last")
+
+
 class Applied:
     """A profile with methods that set up a training as it was measured.
 
@@ -115,7 +120,7 @@ class Applied:
         if own_rank().count > 1 and torch.device(self.device).index:
             # The thread that pins memory starts with the loader's workers, on the card that is current then.
             torch.cuda.set_device(self.device)
-        batches = StartedLoader(dataset, **{**self._loader_options(), **_divided(dataset, loader)})
+        batches = StartedLoader(dataset, **self._options_with(_divided(dataset, loader)))
         model = self.model(model)
         prepared = self.optimizer(optimizer(model) if callable(optimizer) else optimizer)
         return batches, self.step(model, prepared, loss, after_backward=after_backward, after_step=after_step, ddp=ddp)
@@ -143,7 +148,16 @@ class Applied:
         from torch.utils.data import DataLoader
 
         _refuse_loader(dataset)
-        return DataLoader(dataset, **{**self._loader_options(), **kwargs})
+        return DataLoader(dataset, **self._options_with(kwargs))
+
+    def _options_with(self, own: dict[str, Any]) -> dict[str, Any]:
+        """Return the options of a loader, some of which are the user's own, without those that these rule out."""
+        options = self._loader_options()
+        if own.get("num_workers") == 0:
+            options = {name: value for name, value in options.items() if name not in _OF_WORKERS}
+        if own.get("batch_sampler") is not None:
+            options = {name: value for name, value in options.items() if name not in _OF_BATCHES}
+        return {**options, **own}
 
     def _loader_options(self) -> dict[str, Any]:
         from autotune.training import step as training

@@ -42,6 +42,9 @@ class WorkloadTraining:
     def __init__(self, applied: Applied, ref: WorkloadRef, data: DataRef) -> None:
         applied.process()
         conditions, rank = applied.profile.conditions, own_rank()
+        if rank.count > 1 and torch.device(applied.device).type == "cuda":
+            # The thread that pins memory starts with the loader's workers, on the card that is current then.
+            torch.cuda.set_device(applied.device)
         self.config: Config = applied.config
         self.worker_start_method: str = conditions.worker_start_method
         self.workload = contract.load(ref)

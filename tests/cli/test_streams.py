@@ -74,3 +74,35 @@ def test_an_environment_in_which_text_is_hard_to_print(project: Project, environ
     done = shell(project, "autotune doctor", **environment)
     assert done.returncode == 0, done.stderr
     assert "python" in done.stdout and "fault" not in done.stderr
+
+
+POOLED = """
+import multiprocessing, os, signal, sys, time
+from autotune.cli.output import stop_signals
+
+def wait(told):
+    told.send(1)
+    time.sleep(60)
+
+with stop_signals() as stop:
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    child = context.Process(target=wait, args=(there,))
+    child.start()
+    here.recv()
+    child.terminate()
+    child.join(20)
+    print(child.exitcode, stop())
+    if not (rank := os.fork()):
+        stop.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+        os._exit(0)
+    os.waitpid(rank, 0)
+    print(int(stop()))
+"""
+
+
+def test_a_process_of_a_workloads_own_is_ended_by_a_signal_as_ever() -> None:
+    """One that a workload forks while signals are only noted; a rank, which is forked as well, notes them with us."""
+    ran = subprocess.run([sys.executable, "-c", POOLED], capture_output=True, text=True, timeout=60, check=False)
+    assert ran.stdout.split() == ["-15", "None", "15"], ran.stderr

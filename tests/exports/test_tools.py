@@ -50,7 +50,6 @@ def test_yaml_and_json_are_profiles(tmp_path: Path) -> None:
 
 
 def test_a_shell_reads_env(monkeypatch: pytest.MonkeyPatch) -> None:
-    # What is in force already is not written.
     for name in ALLOCATOR:
         monkeypatch.delenv(name, raising=False)
     hostile = 'it\'s $HOME `id` "x"\n#'
@@ -63,6 +62,9 @@ def test_a_shell_reads_env(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["AUTOTUNE_WORKLOAD_NAME"] == hostile
     cuda = FORMATS["env"].export(profile_with(CUDA)).text
     assert "export PYTORCH_ALLOC_CONF=expandable_segments:True\n" in cuda
+    # Nor does it depend on the shell in which it is written.
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True,garbage_collection_threshold:0.8")
+    assert FORMATS["env"].export(profile_with(CUDA)).text == cuda
 
 
 def test_argparse_reads_args() -> None:

@@ -117,6 +117,15 @@ class TestAReadersTraining:
         assert step.optimizer.param_groups[0]["fused"] is True
         assert KNOBS["memory_format"].is_in_force(step.model, step.optimizer, "channels_last")
 
+    def test_what_the_user_says_of_a_loader_rules_out_what_the_profile_says(self, tmp_path: Path) -> None:
+        profile = autotune.load_profile(
+            write(tmp_path, {"batch_size": 4, "num_workers": 1, "prefetch_factor": 2, "persistent_workers": True})
+        )
+        images = [torch.ones(2) * index for index in range(8)]
+        batches = torch.utils.data.BatchSampler(torch.utils.data.SequentialSampler(images), 2, drop_last=False)  # type: ignore[arg-type]
+        assert [len(batch) for batch in profile.loader(images, num_workers=0)] == [4, 4]  # type: ignore[arg-type]
+        assert [len(batch) for batch in profile.loader(images, batch_sampler=batches)] == [2] * 4  # type: ignore[arg-type]
+
     def test_a_rank_is_on_its_card_before_the_workers_start(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

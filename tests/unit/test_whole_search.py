@@ -351,3 +351,14 @@ def test_every_launch_has_a_row(world: World) -> None:
     assert measured_s > 0
     # The folders contain the same.
     assert (tables.rebuild(), tables.measured_s()) == (len(rows), pytest.approx(measured_s))
+
+
+def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
+    """Also one with characters that mean something else in a URL."""
+    folder = tmp_path / "why? 50%25 {1} ü#&"
+    folder.mkdir()
+    worlds = [World(folder), World(folder)]
+    for i, world in enumerate(worlds):
+        search(world.spec(name=f"s{i}", trials=2), folder, world.env(plain))
+    assert [p.name for p in tmp_path.iterdir()] == [folder.name]
+    assert sorted(p.relative_to(folder).as_posix() for p in folder.rglob("study.db")) == ["s0/study.db", "s1/study.db"]

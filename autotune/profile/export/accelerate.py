@@ -13,16 +13,21 @@ from typing import Any
 
 from autotune.base.errors import UsageError
 from autotune.base.records import Value
+from autotune.knobs.compile_mode import KNOB as COMPILE
 from autotune.profile.export.format import Given, Told, ToolFormat, by_knob, compiling
 
 _DYNAMO = "dynamo_config.dynamo_"
+_EXACT = "torch.backends.cuda.matmul.allow_tf32 = False"
 
 
 def _precision(value: Value, given: Given) -> Told:
     if value in ("bf16", "fp16"):
         return Told({"mixed_precision": value})
-    high = 'torch.set_float32_matmul_precision("high") before training' if value == "tf32" else None
-    return Told({"mixed_precision": "no"}, high)
+    lack = 'torch.set_float32_matmul_precision("high") before training' if value == "tf32" else None
+    if value == "fp32" and given.cuda and given.config.get(COMPILE.name, COMPILE.default) != COMPILE.default:
+        # Accelerate turns TF32 on where it compiles and nothing is mixed.
+        lack = f"{_EXACT} once the Accelerator is made, which turns TF32 on"
+    return Told({"mixed_precision": "no"}, lack)
 
 
 def _batch(value: Value, given: Given) -> Told:

@@ -13,6 +13,8 @@ import shlex
 
 from autotune.agent.site.autotune_agent.in_place import MALLOC_KEEPS
 from autotune.knobs import spell
+from autotune.knobs.alloc_conf import KNOB as ALLOCATOR
+from autotune.knobs.alloc_conf import VARIABLES, setting_of
 from autotune.knobs.intra_op_threads import KNOB as THREADS
 from autotune.knobs.malloc import KNOB as MALLOC
 from autotune.profile import Profile, printable
@@ -34,6 +36,10 @@ class _Env(Format):
     def export(self, profile: Profile, maps: Maps = NO_MAPS) -> Exported:
         config, origin = profile.configuration, profile.provenance
         variables = environment(config)
+        allocator = config.get(ALLOCATOR.name, ALLOCATOR.default)
+        if allocator != ALLOCATOR.default:
+            # Whatever the variables are here.
+            variables |= dict.fromkeys(VARIABLES, setting_of(allocator))
         if THREADS.name in config:
             variables |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), spell(config[THREADS.name]))
         if config.get(MALLOC.name) == "keep":

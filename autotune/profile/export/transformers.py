@@ -31,7 +31,11 @@ def _precision(value: Value, given: Given) -> Told:
         high = 'call torch.set_float32_matmul_precision("high") once TrainingArguments are made, or compiling may fail'
         return Told({**flags, "tf32": True}, high if compiles else None)
     if given.cuda and compiles:
-        return Told({**flags, "tf32": False}, "tf32=false turns TF32 off in convolutions too, where the trials had it")
+        return Told(
+            {**flags, "tf32": False},
+            "tf32=false turns TF32 off in convolutions too, where the trials had it, and the Trainer turns it on in "
+            "matrix products: torch.backends.cuda.matmul.allow_tf32 = False once the Trainer is made",
+        )
     return Told(flags)
 
 

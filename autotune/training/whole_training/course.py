@@ -772,11 +772,10 @@ class TrainingCourse:
         """Write a checkpoint. All ranks call this, and go on when it is written."""
         self._tally.loss_sum = float(self._loss_sum)
         step = self._step
-        of_rank = {"tally": asdict(self._tally), "random": states(self._device)}
-        if self._rank:
-            of_rank["buffers"] = {name: buffer.cpu() for name, buffer in own_buffers(step.model).items()}
-        ranks = from_all(of_rank)
         weights, optimizer = whole_states(step.model, step.optimizer)
+        # Those of the first rank are among the weights, except for what the model does not save.
+        buffers = {n: b.cpu() for n, b in own_buffers(step.model).items() if self._rank or n not in weights}
+        ranks = from_all({"tally": asdict(self._tally), "random": states(self._device), "buffers": buffers})
         state = {
             "rows": [row.model_dump() for row in self._rows],
             "ranks": ranks,

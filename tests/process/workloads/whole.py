@@ -57,9 +57,23 @@ def mixed(samples):
     return inputs * (1 + 0.01 * torch.rand(len(inputs), 1)), targets
 
 
+class Counting(nn.Module):
+    """Computes otherwise in each step, by a buffer that is not among the model's weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(()), persistent=False)
+
+    def forward(self, inputs):
+        if self.training:
+            self.steps += 1
+        return inputs * (1 + 0.1 * torch.sin(self.steps))
+
+
 def model(ctx):
     width = int(ctx.arg("width"))
-    return nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.3), nn.Linear(width, 1))
+    inner = nn.Linear(8, width), nn.BatchNorm1d(width), nn.ReLU(), Counting(), nn.Dropout(0.3)
+    return nn.Sequential(*inner, nn.Linear(width, 1))
 
 
 def optimizer(ctx, model):
