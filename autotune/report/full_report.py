@@ -59,7 +59,6 @@ from autotune.report.sections import (
 from autotune.report.sentences import (
     BUSY_ALLOWED,
     NO_VERDICT,
-    NOTHING_FASTER,
     RANKS,
     SearchVerdict,
     Won,
@@ -75,6 +74,7 @@ from autotune.report.sentences import (
     left_text,
     limit_line,
     next_commands,
+    nothing_better,
     predictions_line,
     profile_path,
     proof_line,
@@ -189,7 +189,7 @@ def headline_of(outcome: Outcome) -> str:
     if outcome.found is Finding.OPEN:
         return NO_VERDICT
     if outcome.found is Finding.KEEP:
-        return f"{NOTHING_FASTER.rstrip('.')}, {baseline} {outcome.unit}."
+        return f"{nothing_better(outcome).rstrip('.')}, {baseline} {outcome.unit}."
     best = _promised(outcome)
     gains = [
         f"{phrase(part.knob, part.value)} {ratio_text(part.gain[0], part.gain[1:])}"

@@ -419,6 +419,15 @@ def listed_trials(numbers: Sequence[int | str]) -> str:
 # The verdict on a search as data, from which the table at the end of a search and the report are both rendered.
 
 NOTHING_FASTER = "No configuration was shown to be faster than the baseline."
+
+
+def nothing_better(outcome: Outcome) -> str:
+    """Say that nothing was shown to be better than the baseline, by whatever was to be better."""
+    if outcome.objective == "throughput":
+        return NOTHING_FASTER
+    return f"No configuration was shown to be better than the baseline by the objective {one_line(outcome.objective)}."
+
+
 NO_VERDICT = "No verdict, and no profile."
 SAME_MATHS = "Epochs, updates and learning rate stay as they are."
 
@@ -500,7 +509,7 @@ def verdict_on(outcome: Outcome, trials: Sequence[Trial]) -> SearchVerdict:
         for one, consequence in ((best, changes), (own, unchanged))
     )
     return SearchVerdict(
-        nothing_faster=None if anything else NO_VERDICT if outcome.found is Finding.OPEN else NOTHING_FASTER,
+        nothing_faster=None if anything else NO_VERDICT if outcome.found is Finding.OPEN else nothing_better(outcome),
         advice=advice,
         best=won,
         own=own_won,

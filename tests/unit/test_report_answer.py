@@ -32,6 +32,10 @@ def test_the_headline_is_the_answer() -> None:
     assert headline_of(make_outcome(objective="energy")).startswith("Better by the objective energy, at 2.10× the rate")
     keep = make_outcome(finding=Finding.KEEP, best=FOUND.baseline, best_same_batch=FOUND.baseline)
     assert headline_of(keep) == "No configuration was shown to be faster than the baseline, 30.2 samples/s."
+    leaner = keep.model_copy(update={"objective": "memory_thrift"})
+    assert headline_of(leaner).startswith(
+        "No configuration was shown to be better than the baseline by the objective memory_thrift, "
+    )
     # The larger batch may be faster, the own batch is.
     unsure = make_standing(4, FOUND.best.config, 63.4, 2.1, halfwidth=1.0)
     assert headline_of(make_outcome(best=unsure)).startswith("1.95× faster")

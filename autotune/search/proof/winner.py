@@ -156,7 +156,7 @@ def _simpler(race: Race, winner: Entrant, names: Sequence[str], passes: Callable
     compared = race.compared()
     if not compared.in_turns(simpler, winner) or not still_wins(race.context, compared, simpler):
         return None
-    if race.context.rate_within and compared.score(simpler) < compared.score(winner):
+    if (race.context.rate_within or not race.context.by_rate) and compared.score(simpler) < compared.score(winner):
         return None
     ratio, low, _ = compared.ratio(winner, simpler)
     return simpler if low <= 1 and ratio <= 1 + TARGETS[race.context.device] and passes(simpler) else None
@@ -365,6 +365,9 @@ class Contest:
     def tie(self, compared: Comparison, leader: Entrant, winner: Entrant) -> str | None:
         """Return one sentence on the entrant over which the winner was preferred, and why; ``None`` if the winner was
         itself the fastest."""
+        if self.race.context.rate_within:
+            # It was preferred by its score.
+            return None
         preferred = winner is not self.race.baseline and not self._may_train_otherwise(winner)
         if leader is winner or not preferred or not self._may_train_otherwise(leader):
             return tie_between(compared, leader, winner)

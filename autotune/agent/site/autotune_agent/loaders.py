@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import os
 import sys
@@ -232,6 +233,15 @@ def _be_quiet(iterator: Any) -> None:
         remove: Any = getattr(_utils.signal_handling, "_remove_worker_pids")  # noqa: B009
         remove(id(iterator))
         iterator._worker_pids_set = False
+
+
+def _copied(sampler: Any, loader: Any) -> Any:
+    """Return a copy of a loader's sampler over the same data set, with the same generators of random numbers."""
+    shared = [
+        loader.dataset,
+        *(getattr(one, "generator", None) for one in (sampler, getattr(sampler, "sampler", None))),
+    ]
+    return copy.deepcopy(sampler, {id(one): one for one in shared if one is not None})
 
 
 def _sampler_name(loader: Any) -> str:
@@ -594,6 +604,8 @@ class LoaderDoor:
         if loader is None:
             raise RuntimeError("no loader was seen")
         arguments = {**self._completed(loader, told), "persistent_workers": False}
+        # A sampler may count its epochs, or shuffle a list in place that the script's epoch is going through.
+        arguments[_sampler_name(loader)] = _copied(loader._index_sampler, loader)
         workers = arguments["num_workers"]
         batches = samples = 0
 
@@ -647,7 +659,7 @@ class LoaderDoor:
             told: arguments of the loader, with workers. noted: the plan of `Noting`.
 
         Raises:
-            Exception: what the data set raises.
+            Exception: what the data set raises, or the sampler cannot be copied.
         """
         import torch
 
