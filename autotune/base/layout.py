@@ -6,8 +6,13 @@ import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import platformdirs
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL
 
 #: Environment variable for the daemon's state folder.
 STATE_DIR = "AUTOTUNE_STATE_DIR"
@@ -79,13 +84,20 @@ class StudyFiles:
 
     @property
     def storage_url(self) -> str:
-        """The URL under which Optuna opens the study. A path may have characters that mean something else in a URL."""
+        """The URL under which Optuna opens the study."""
+        # It substitutes whatever is in braces.
+        return self.database_url.render_as_string().replace("{", "{{").replace("}", "}}")
+
+    @property
+    def database_url(self) -> URL:
+        """The URL of the database. Its path may have characters that mean something else in a URL."""
         # Imported on demand: most commands open no study.
         from sqlalchemy import URL
 
-        url = URL.create("sqlite", database=str(self.database))
-        # Optuna substitutes whatever is in braces.
-        return url.render_as_string().replace("{", "{{").replace("}", "}}")
+        if "?" not in str(self.database):
+            return URL.create("sqlite", database=str(self.database))
+        # SQLAlchemy 2.0 has no other way to say it.
+        return URL.create("sqlite", database=f"file:{quote(str(self.database))}", query={"uri": "true"})
 
     #: Seconds of the budget used so far; rewritten every few seconds.
     spent = _Below("spent.json")

@@ -282,6 +282,9 @@ def _sizes(folder: Path) -> dict[str, int]:
 
 #: Options of Python that make the current folder a place to import from.
 _IMPORTS = ("-m", "-c")
+#: Programs whose ``-m`` names a module, and a module of which the same holds.
+_RUNS_MODULES = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed")
+_LAUNCHER = "torch.distributed.run"
 #: Variables that keep trackers from sending anything, with the values that a user may have set to the same effect. What
 #: a script itself passes in its calls takes precedence over them.
 _SILENT = {
@@ -327,20 +330,20 @@ def elsewhere(words: Sequence[str], folder: str) -> list[str]:
     """Return words that mean the same in any folder as in this one: the files and folders that they name, also after
     ``--option=``, are given by their full paths. A program without a slash is looked up in ``PATH``, and a module by
     its name, although there may be a folder of that name."""
-    module = _module_at(words)
-    kept = {module} if words and os.sep in words[0] else {0, module}
+    kept = {*_modules_at(words), *([] if words and os.sep in words[0] else [0])}
     return [word if i in kept else _in_full(word, folder) for i, word in enumerate(words)]
 
 
-def _module_at(words: Sequence[str]) -> int | None:
-    """Return which word names the module or the code that Python runs; ``None`` if it runs a file, whose own options
-    may be called ``-m`` and ``-c`` as well."""
+def _modules_at(words: Sequence[str]) -> Iterator[int]:
+    """Yield which words name the modules that Python, or a launcher, runs. A file has options of its own, which may be
+    called ``-m`` as well."""
     for i, word in enumerate(words):
-        if word in _IMPORTS:
-            return i + 1
         if word.endswith(".py"):
-            return None
-    return None
+            return
+        if word == "-m" and any(_RUNS_MODULES.fullmatch(os.path.basename(before)) for before in words[:i]):
+            yield i + 1
+            if words[i + 1 : i + 2] != [_LAUNCHER]:
+                return
 
 
 def _in_full(word: str, folder: str) -> str:

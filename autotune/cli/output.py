@@ -210,7 +210,7 @@ def _stream(descriptor: int, given: TextIO | None) -> TextIO:
 # Shared by the commands that run a search: signal handling, the environment, and the output at the end.
 
 
-class Stop:
+class StopSignal:
     """The first signal received by a process, or by those forked from it that have joined.
 
     Any other process that is forked, such as one of a pool of the workload's, is ended by a signal as ever.
@@ -229,17 +229,19 @@ class Stop:
 
     def receive(self, number: int, otherwise: Any) -> None:
         """Note a signal, or set its former handler again and receive it once more."""
+        data = sys.modules.get("torch.utils.data")
         if os.getpid() in self._joined:
             self._received[0] = self._received[0] or number
-        else:
+        elif data is None or data.get_worker_info() is None:
+            # The workers of loaders go on until their training has ended.
             signal.signal(number, otherwise)
             os.kill(os.getpid(), number)
 
 
 @contextlib.contextmanager
-def stop_signals() -> Iterator[Stop]:
+def stop_signals() -> Iterator[StopSignal]:
     """Record signals instead of dying from them; yield what tells the first one received."""
-    stop, before = Stop(), {int(number): signal.getsignal(number) for number in SIGNALS}
+    stop, before = StopSignal(), {int(number): signal.getsignal(number) for number in SIGNALS}
     for number in SIGNALS:
         signal.signal(number, lambda number, _frame: stop.receive(number, before[number]))
     try:

@@ -107,11 +107,11 @@ class LaunchTables:
 
     @cached_property
     def _engine(self) -> sqlalchemy.Engine:
-        from sqlalchemy import URL, NullPool, create_engine
+        from sqlalchemy import NullPool, create_engine
 
         # The file may be moved away at any time, so it is not kept open.
         return create_engine(
-            URL.create("sqlite", database=str(self._files.database)),
+            self._files.database_url,
             poolclass=NullPool,
             connect_args={"timeout": _BUSY_S},
         )

@@ -17,6 +17,8 @@ from autotune.base.errors import ProfileError, UsageError
 from autotune.base.layout import find_daemon
 from autotune.base.ranks import own_rank
 from autotune.base.records import Value
+from autotune.knobs import KNOBS
+from autotune.knobs.num_workers import WORKERS
 from autotune.machine.host import read_host
 from autotune.profile import Profile
 from autotune.profile.in_force import GONE, Row, Store, differences, look_here
@@ -33,7 +35,10 @@ if TYPE_CHECKING:
 
 
 #: Options of a loader that need workers, and those that a sampler of whole batches takes the place of.
-_OF_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "worker_init_fn")
+_OF_WORKERS = (
+    *(name for name, knob in KNOBS.items() if knob.needs == WORKERS),
+    *("multiprocessing_context", "worker_init_fn"),
+)
 _OF_BATCHES = ("batch_size", "shuffle", "sampler", "drop_last")
 
 
@@ -153,7 +158,7 @@ class Applied:
     def _options_with(self, own: dict[str, Any]) -> dict[str, Any]:
         """Return the options of a loader, some of which are the user's own, without those that these rule out."""
         options = self._loader_options()
-        if own.get("num_workers") == 0:
+        if own.get(WORKERS) == 0:
             options = {name: value for name, value in options.items() if name not in _OF_WORKERS}
         if own.get("batch_sampler") is not None:
             options = {name: value for name, value in options.items() if name not in _OF_BATCHES}

@@ -33,12 +33,27 @@ class Parts:
         return 4
 
 
+class Drawn:
+    """Draws an order from the global generator when an epoch is asked for."""
+
+    def __iter__(self):
+        return iter(torch.randperm(8).view(8, 1).tolist())
+
+    def __len__(self):
+        return 8
+
+
 torch.manual_seed(0)
 random.seed(0)
 model = torch.nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 data = Numbers()
-loader = DataLoader(data, batch_sampler=Parts()) if kind == "parts" else DataLoader(data, shuffle=kind == "shuffled")
+if kind == "parts":
+    loader = DataLoader(data, batch_sampler=Parts())
+elif kind == "drawn":
+    loader = DataLoader(data, batch_sampler=Drawn())
+else:
+    loader = DataLoader(data, shuffle=kind in ("shuffled", "labels"))
 
 
 def train(inputs, labels):
@@ -50,11 +65,13 @@ def train(inputs, labels):
 
 for epoch in range(4):
     seen = []
-    for step, batch in enumerate(loader):
+    # Some loops never hear that there are no more batches, and keep the iterator.
+    batches = iter(loader)
+    for step, batch in enumerate(batches if kind != "counted" else (next(batches) for _ in range(8))):
         seen.append(train(*batch))
         if kind == "nested" and step == 3:
             with torch.no_grad():
                 seen.append(sum(int(inputs) for inputs, _ in loader))
     if kind == "labels":
         data.labels = torch.full((8,), float(epoch + 1))
-    print(seen, torch.rand(()).item() if kind == "shuffled" else "")
+    print(seen, torch.rand(()).item())

@@ -91,7 +91,10 @@ def test_a_module_is_no_folder(tmp_path: Path) -> None:
     here = f"{tmp_path}/train"
     assert elsewhere(["python", "-u", "-m", "train", "train"], str(tmp_path)) == ["python", "-u", "-m", "train", here]
     assert elsewhere(["torchrun", "-m", "train"], str(tmp_path)) == ["torchrun", "-m", "train"]
+    launched = ["python", "-m", "torch.distributed.run", "--standalone", "-m", "train"]
+    assert elsewhere(launched, str(tmp_path)) == launched
     # It is an option of the script's own.
+    assert elsewhere(["mytrain", "-m", "train"], str(tmp_path)) == ["mytrain", "-m", here]
     assert elsewhere(["python", "t.py", "-m", "train"], str(tmp_path)) == ["python", "t.py", "-m", here]
 
 

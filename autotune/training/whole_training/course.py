@@ -832,7 +832,9 @@ class TrainingCourse:
         self._loss_sum.fill_(self._tally.loss_sum)
         of_rank = state["ranks"][self._rank]
         load_states(step.model, step.optimizer, state["model"], state["optimizer"])
-        fill(own_buffers(step.model), of_rank.get("buffers", {}))
+        own, saved = own_buffers(step.model), of_rank.get("buffers", {})
+        # Some are made in the forward pass, or grow there.
+        fill(own, {n: b for n, b in saved.items() if n in own and own[n].shape == b.shape})
         if self._scheduler is not None:
             self._scheduler.load_state_dict(state["scheduler"])
         if step.scaler is not None:

@@ -8,6 +8,7 @@ of files and ``__reduce__`` of Python's own iterators.
 from __future__ import annotations
 
 import collections
+import ctypes
 import dis
 import functools
 import hashlib
@@ -363,10 +364,12 @@ def _array(thing: Any, found: Kept) -> Any:
     if torch is not None and isinstance(thing, torch.Tensor):
         found.devices.add(thing.device.type)
         part = b""
-        if thing.device.type == "cpu" and thing.layout is torch.strided and thing.is_contiguous():
+        # Shared memory is where workers keep what they have made.
+        in_place = thing.device.type == "cpu" and thing.layout is torch.strided and thing.is_contiguous()
+        if in_place and not thing.is_shared() and thing.numel():
             flat = thing.detach().reshape(-1)
-            step = max(1, flat.numel() * flat.element_size() // _BYTES)
-            part = _bytes_of(flat[::step].clone().view(torch.uint8))
+            some = flat[:: max(1, flat.numel() * flat.element_size() // _BYTES)].clone()
+            part = (ctypes.c_char * (some.numel() * some.element_size())).from_address(some.data_ptr()).raw
         return tuple(thing.shape), 0 if thing.is_inference() else thing._version, str(thing.dtype), _digest(part)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(thing, numpy.ndarray):

@@ -262,21 +262,59 @@ def replaced(loader: Any, **attributes: Any) -> Iterator[None]:
         held.update(before)
 
 
-class Lazily:
-    """A sampler that is asked for an epoch when its first index is wanted.
+class AskedAsEver:
+    """A sampler that is asked for epochs as often as in the script by itself, with as many random numbers taken.
 
     With workers, PyTorch makes the iterator of a loader's sampler twice and uses the second. A sampler whose
-    ``__iter__`` counts epochs, or shuffles at once, would be an epoch ahead.
+    ``__iter__`` counts epochs, or shuffles at once, would be an epoch ahead. Workers that persist are not seeded anew,
+    for which each other iterator takes a random number.
+
+    Args:
+        twice: the script's own loader has workers that do not persist. generator: the loader's.
     """
 
-    def __init__(self, sampler: Any) -> None:
+    def __init__(self, sampler: Any, *, twice: bool, generator: Any) -> None:
         self._sampler = sampler
+        self._twice = twice
+        self._generator = generator
+        self._calls = 0
+        self._first: _Unused | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        yield from self._sampler
+        import torch
+
+        self._calls += 1
+        if self._calls > 2:
+            choices = iter(self._sampler)
+            torch.empty((), dtype=torch.int64).random_(generator=self._generator)
+            return iter(self._sampler) if self._twice else choices
+        if self._first is not None and not self._twice and not self._first.used:
+            return self._first
+        self._first = _Unused(iter(self._sampler))
+        return self._first
 
     def __len__(self) -> int:
         return len(self._sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._sampler, name)
+
+
+class _Unused:
+    """An iterator, and whether it has been used."""
+
+    def __init__(self, choices: Iterator[Any]) -> None:
+        self._choices = choices
+        self.used = False
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        self.used = True
+        return next(self._choices)
 
 
 # Workers that persist because of us: the script expects a loader to begin anew each time.
@@ -308,9 +346,13 @@ def _note_end(iterator: Any) -> None:
 
 def _is_going_on(loader: Any) -> bool:
     """Return whether the script still iterates over a loader whose workers persist."""
+    import torch
+
     held = loader.__dict__
+    # Some loops keep an iterator that they have taken the last batch from; others evaluate after the last step.
+    is_empty = not getattr(held["_iterator"], "_task_info", True) and torch.is_grad_enabled()
     # Referenced by the loader, and by the call that counts.
-    return not held["_iterator"].__dict__.get(_OVER, True) and sys.getrefcount(held["_iterator"]) > 2
+    return not (is_empty or held["_iterator"].__dict__.get(_OVER, True)) and sys.getrefcount(held["_iterator"]) > 2
 
 
 # The door of the loaders: `DataLoader.__iter__` before a loader's first epoch, or `DataLoader._get_iterator` of one
@@ -391,8 +433,8 @@ class LoaderDoor:
             if not safely(self._see, loader):
                 iterator = original(loader)
             else:
-                lazily = safely(self._lazily, loader) or {}
-                with replaced(loader, **UNADVISED, **lazily):
+                asked = safely(self._asked_as_ever, loader) or {}
+                with replaced(loader, **UNADVISED, **asked):
                     # If it may be switched back, others deliver for one that fails.
                     iterator = original(loader) if self._rescue is None else begin(loader, original)
                 if safely(self._persists, loader):
@@ -434,22 +476,19 @@ class LoaderDoor:
         own = self._own.get(loader) if type(loader).__hash__ is not None else None
         return own is not None and loader.persistent_workers and not own["persistent_workers"]
 
-    def _lazily(self, loader: Any) -> dict[str, Any]:
-        """Return the sampler to give to a loader that has workers only because of us."""
-        if self._rescue is not None or not loader.num_workers or self._own[loader]["num_workers"]:
+    def _asked_as_ever(self, loader: Any) -> dict[str, Any]:
+        """Return the sampler to give to a loader whose workers, or their persistence, are ours."""
+        own = self._own[loader]["num_workers"]
+        if self._rescue is not None or not loader.num_workers or (own and not self._persists(loader)):
             return {}
-        return {_sampler_name(loader): Lazily(loader._index_sampler)}
+        sampler = AskedAsEver(loader._index_sampler, twice=own > 0, generator=loader.generator)
+        return {_sampler_name(loader): sampler}
 
     def _begin_anew(self, loader: Any) -> None:
-        """Let a loader begin an epoch as it would without workers that persist: beside one that goes on, and with as
-        many random numbers taken."""
-        import torch
-
+        """Let a loader begin an epoch beside one that goes on, as it would without workers that persist."""
         if not self._persists(loader) or getattr(loader, "_iterator", None) is None or not self._ours():
             return
         if not _is_going_on(loader):
-            # Only a new iterator takes a number to seed its workers with.
-            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
             return
         # Those that go on end with the script's loop.
         loader._iterator._persistent_workers = False
@@ -604,8 +643,6 @@ class LoaderDoor:
         if loader is None:
             raise RuntimeError("no loader was seen")
         arguments = {**self._completed(loader, told), "persistent_workers": False}
-        # A sampler may count its epochs, or shuffle a list in place that the script's epoch is going through.
-        arguments[_sampler_name(loader)] = _copied(loader._index_sampler, loader)
         workers = arguments["num_workers"]
         batches = samples = 0
 
@@ -667,6 +704,8 @@ class LoaderDoor:
         if loader is None:
             raise RuntimeError("no loader was seen")
         arguments = {**self._completed(loader, told), "persistent_workers": False}
+        # A sampler may count its epochs, or shuffle a list in place that the script's epoch is going through.
+        arguments[_sampler_name(loader)] = _copied(loader._index_sampler, loader)
         noting = Noting(noted, self._ours)
         noting.install()
         try:
