@@ -110,11 +110,7 @@ class LaunchTables:
         from sqlalchemy import NullPool, create_engine
 
         # The file may be moved away at any time, so it is not kept open.
-        return create_engine(
-            self._files.database_url,
-            poolclass=NullPool,
-            connect_args={"timeout": _BUSY_S},
-        )
+        return create_engine(self._files.database_url, poolclass=NullPool, connect_args={"timeout": _BUSY_S})
 
 
 def _launch(spec: TrialSpec, result: TrialResult) -> dict[str, Any]:

@@ -369,7 +369,7 @@ def _array(thing: Any, found: Kept) -> Any:
         if in_place and not thing.is_shared() and thing.numel():
             flat = thing.detach().reshape(-1)
             some = flat[:: max(1, flat.numel() * flat.element_size() // _BYTES)].clone()
-            part = (ctypes.c_char * (some.numel() * some.element_size())).from_address(some.data_ptr()).raw
+            part = bytes(memory(some))
         return tuple(thing.shape), 0 if thing.is_inference() else thing._version, str(thing.dtype), _digest(part)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(thing, numpy.ndarray):
@@ -382,6 +382,12 @@ def _array(thing: Any, found: Kept) -> Any:
     if numpy is not None and isinstance(thing, numpy.generic):
         return repr(thing)
     return None
+
+
+def memory(tensor: Any) -> Any:
+    """Return the bytes of a contiguous tensor on the CPU, without a copy."""
+    size = tensor.numel() * tensor.element_size()
+    return (ctypes.c_char * size).from_address(tensor.data_ptr()) if size else b""
 
 
 def _short(key: Any) -> str:

@@ -12,7 +12,6 @@ None of this is meant for steps that are measured.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import json
 import os
@@ -667,7 +666,7 @@ def _states() -> dict[str, str]:
 
     # Seed and state of the Mersenne Twister; the rest of PyTorch's state is partly undefined.
     engine = torch.default_generator.get_state()[:_ENGINE]
-    digests = {"torch": _digest(_memory(engine)), "random": _digest(repr(random.getstate()))}
+    digests = {"torch": _digest(dataset_state.memory(engine)), "random": _digest(repr(random.getstate()))}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         state = numpy.random.get_state()
@@ -729,8 +728,8 @@ def _of_tensor(tensor: Any, samples: int) -> Any:
     values = tensor.detach().cpu().contiguous()
     kind = f"{tensor.dtype}{tuple(tensor.shape[1:])}".encode()
     if tensor.dim() and tensor.shape[0] == samples and 0 < samples <= _ROWS and values.numel():
-        return [_digest(kind, _memory(row)) for row in values]
-    return _digest(f"{tensor.dtype}{tuple(tensor.shape)}".encode(), _memory(values))
+        return [_digest(kind, dataset_state.memory(row)) for row in values]
+    return _digest(f"{tensor.dtype}{tuple(tensor.shape)}".encode(), dataset_state.memory(values))
 
 
 def _of_thing(thing: Any) -> str:
@@ -752,12 +751,6 @@ def _of_thing(thing: Any) -> str:
     if isinstance(thing, (set, frozenset)):
         return _digest(*sorted(map(_of_thing, thing)))
     return _UNSEEN
-
-
-def _memory(tensor: Any) -> Any:
-    """Return the bytes of a contiguous tensor on the CPU, without a copy."""
-    size = tensor.numel() * tensor.element_size()
-    return (ctypes.c_char * size).from_address(tensor.data_ptr()) if size else b""
 
 
 def _digest(*parts: Any) -> str:

@@ -465,7 +465,7 @@ class LoaderDoor:
             self._own[loader] = {name: getattr(loader, name) for name in _ARGUMENTS}
             self._set(loader)
         self._latest = weakref.ref(loader)
-        if loader.persistent_workers and not self._own[loader]["persistent_workers"]:
+        if self._persists(loader):
             self._renew(loader)
         elif loader.num_workers not in (0, self._own[loader]["num_workers"]):
             self._set_back(loader)
@@ -486,9 +486,9 @@ class LoaderDoor:
 
     def _begin_anew(self, loader: Any) -> None:
         """Let a loader begin an epoch beside one that goes on, as it would without workers that persist."""
-        if not self._persists(loader) or getattr(loader, "_iterator", None) is None or not self._ours():
+        if not self._persists(loader) or getattr(loader, "_iterator", None) is None:
             return
-        if not _is_going_on(loader):
+        if not self._ours() or not _is_going_on(loader):
             return
         # Those that go on end with the script's loop.
         loader._iterator._persistent_workers = False
